@@ -1,0 +1,1 @@
+//! Errors of the server and their exit codes.

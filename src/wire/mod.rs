@@ -1,0 +1,2 @@
+//! Protocols, pure: no sockets, no clock, no actors, no unsafe.
+pub mod memcache;
