@@ -429,8 +429,8 @@ impl Store {
         done
     }
 
-    /// Makes `old` with the octets of `draft` at one side visible, if `old` is still there; `Exists` otherwise. The two
-    /// share segments.
+    /// Makes `old` with the octets of `draft` at one side visible. The two share segments. If `old` is no longer what its
+    /// key names, and something else is, the draft comes back in `Ok(Err)`.
     ///
     /// # Errors
     /// [`Short`]: not enough space at once; the draft comes back.
@@ -440,18 +440,20 @@ impl Store {
         mut draft: Draft,
         side: Side,
         now: u64,
-    ) -> Result<Committed, (Draft, Short)> {
+    ) -> Result<Result<Committed, Draft>, (Draft, Short)> {
         let len = old.len() + draft.len();
         let class = self.class_of(len);
         let pieces = match self.join(old, draft.pieces(), side, class) {
             Ok(pieces) => pieces,
             Err(short) => return Err((draft, short)),
         };
-        let claim = draft.take_claim();
         let condition = Condition::Version(old.version());
         let done = self.publish(old.key(), pieces, class, len, old.flags(), old.expiry(), condition, now);
-        drop((draft, claim));
-        Ok(done)
+        if done == Committed::Exists {
+            return Ok(Err(draft));
+        }
+        drop(draft.take_claim());
+        Ok(Ok(done))
     }
 
     /// Copies `octets`, read from disk for a value that is read often, back into RAM.
