@@ -1,1 +1,2 @@
 //! actors
+pub mod disk_tail;

@@ -1,1 +1,3 @@
 //! store
+pub mod pool;
+pub mod uring;
