@@ -15,6 +15,7 @@ pub mod key;
 pub mod object;
 pub mod pool;
 pub mod segment;
+pub mod uring;
 
 use crate::fabric::region::{Block, Region};
 use crate::store::claims::{Claim, Claims, Revoker};
@@ -483,10 +484,10 @@ impl Store {
         }
     }
 
-    /// A segment to write behind, while memory that is free or could be at once is below the watermark. Called by the
-    /// `Store` actor; [`Store::handle_written`] must follow.
-    pub fn next_write(&self) -> Option<WriteJob> {
-        if self.is_short_of_memory() { self.shared.residency.next_dirty() } else { None }
+    /// A segment to write behind, while memory that is free or could be at once is below the watermark, or `wanted` by
+    /// somebody who waits. Called by the `Store` actor; [`Store::handle_written`] must follow.
+    pub fn next_write(&self, wanted: bool) -> Option<WriteJob> {
+        if wanted || self.is_short_of_memory() { self.shared.residency.next_dirty() } else { None }
     }
 
     /// Write-behind of a segment ended with its checksums, or failed.

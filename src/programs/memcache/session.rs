@@ -24,7 +24,7 @@ use crate::store::draft::{Draft, Want};
 use crate::store::segment::{Content, Filling};
 use crate::store::{Lookup, Miss, Pinned, Store};
 use crate::wire::memcache::conversation::{Conversation, Step};
-use crate::wire::memcache::parse::CloseReason;
+use crate::wire::memcache::parse::{CloseReason, LINE_BYTES_MAX};
 use crate::wire::memcache::request::{Command, Keys, StoreVerb};
 use crate::wire::memcache::response as reply;
 use std::io::IoSlice;
@@ -48,6 +48,8 @@ pub struct Context {
     pub facts: Arc<Facts>,
     pub pins_max: usize,
     pub line_bytes_max: usize,
+    /// How long a writer waits for space, in milliseconds.
+    pub reserve_wait_ms: u64,
 }
 
 /// What the owner must do for a session.
@@ -109,6 +111,8 @@ pub struct Session {
     storing: Option<Storing>,
     retrieving: Option<Retrieving>,
     waiting: Waiting,
+    /// When the commit that is tried again and again was tried first.
+    retrying_since_ms: Option<u64>,
     asked: Option<Action>,
     output: Output,
     ending: Option<End>,
@@ -132,6 +136,7 @@ impl Session {
             storing: None,
             retrieving: None,
             waiting: Waiting::Nothing,
+            retrying_since_ms: None,
             asked: None,
             output: Output::default(),
             ending: None,
@@ -169,15 +174,10 @@ impl Session {
         let buffered = self.start < self.end;
         let direct = self.storing.as_mut().filter(|_| !buffered).and_then(|storing| storing.draft.as_mut());
         let remaining = self.conversation.body_remaining();
-        match direct {
-            // Until the last segment, the buffer would only take octets that must be copied out of it again.
-            Some(draft) if !draft.spare().is_empty() => {
-                let last = draft.spare().len() as u64 == remaining;
-                let room = if last { &mut self.input[self.end..] } else { &mut [] };
-                (draft.spare(), room)
-            }
-            _ => (&mut [], &mut self.input[self.end..]),
-        }
+        let spare = direct.map_or(&mut [][..], Draft::spare);
+        // Until the last segment, the buffer would only take octets that must be copied out of it again.
+        let buffer = if spare.is_empty() || spare.len() as u64 == remaining { self.end } else { self.input.len() };
+        (spare, &mut self.input[buffer..])
     }
 
     /// The peer sent `count` octets into [`Session::targets`].
@@ -273,20 +273,23 @@ impl Session {
         }
     }
 
-    /// Something came free, or `expired`: the wait was too long.
-    pub fn handle_retry(&mut self, expired: bool) {
+    /// Something came free, or some time went by.
+    pub fn handle_retry(&mut self) {
         if self.waiting != Waiting::Retry {
             return;
         }
         self.waiting = Waiting::Nothing;
-        if expired && self.storing.is_some() {
+        let late_ms = self.context.store.clock().now_ms().saturating_sub(self.context.reserve_wait_ms);
+        if self.retrying_since_ms.is_some_and(|since| since < late_ms) && self.storing.is_some() {
             self.refuse_for_space();
         }
     }
 
     /// The claim was taken back: its peer was idle while others waited.
     pub fn handle_revoked(&mut self) {
-        if self.storing.as_ref().is_some_and(|storing| storing.draft.as_ref().is_some_and(|d| d.claim().is_some())) {
+        let draft = self.storing.as_ref().and_then(|storing| storing.draft.as_ref());
+        // The message may be about a claim that ended well before it came.
+        if draft.and_then(Draft::claim).is_some_and(Claim::is_revoked) {
             self.waiting = Waiting::Nothing;
             self.refuse_for_space();
         }
@@ -327,11 +330,13 @@ impl Session {
 
     /// It is the peer's turn to move an octet, and it has not since `since_ms` of the store's clock.
     pub fn is_stalled(&self, since_ms: u64) -> bool {
-        let owes = !self.output.is_empty()
-            || self.end - self.start > 2048
-            || self.waiting == Waiting::Nothing && (self.storing.is_some() || self.conversation.is_swallowing());
-        let held_up = self.waiting != Waiting::Nothing && self.output.is_empty();
-        owes && !held_up && self.moved_ms < since_ms
+        if self.moved_ms >= since_ms {
+            return false;
+        }
+        let half_a_request =
+            self.storing.is_some() || self.conversation.is_swallowing() || self.end - self.start > LINE_BYTES_MAX;
+        self.output.gather(&mut Vec::new()) > 0
+            || half_a_request && self.waiting == Waiting::Nothing && self.output.is_empty()
     }
 
     /// When the peer last moved an octet.
@@ -622,6 +627,7 @@ impl Session {
         let Context { store, metrics, .. } = &self.context;
         match engine::store(store, metrics, &storing.command, draft, store.clock().now()) {
             Ok(line) => {
+                self.retrying_since_ms = None;
                 if !storing.command.noreply {
                     self.output.text(|out| out.extend_from_slice(line));
                 }
@@ -632,6 +638,7 @@ impl Session {
                 }
                 storing.draft = Some(draft);
                 self.storing = Some(storing);
+                self.retrying_since_ms.get_or_insert(store.clock().now_ms());
                 self.waiting = Waiting::Retry;
                 self.asked = Some(Action::Retry);
             }
@@ -641,6 +648,7 @@ impl Session {
     /// Gives up the value that is arriving: its space is not to be had.
     fn refuse_for_space(&mut self) {
         let Some(storing) = self.storing.take() else { return };
+        self.retrying_since_ms = None;
         let Context { store, metrics, .. } = &self.context;
         metrics.memcache.store_no_memory.add(1);
         if storing.command.verb == StoreVerb::Set {
