@@ -149,7 +149,8 @@ fn check(command: &Command<'_>) {
         Command::Get { keys, .. } | Command::GetAndTouch { keys, .. } => {
             let octets = keys.as_bytes();
             assert!(keys.clone().eq(octets.split(|&octet| octet == b' ').filter(|key| !key.is_empty())));
-            assert!(keys.clone().eq(Keys::from_validated(&octets.to_vec())));
+            let copy = octets.to_vec();
+            assert!(keys.clone().eq(Keys::from_validated(&copy)));
             keys.clone()
         }
         Command::Store(header) => Keys::from_validated(header.key),
