@@ -1,5 +1,6 @@
 #![deny(unsafe_code)]
 pub mod actors;
+pub mod buddy;
 pub mod client;
 pub mod config;
 pub mod error;
@@ -7,4 +8,5 @@ pub mod fabric;
 pub mod metrics;
 pub mod programs;
 pub mod store;
+pub mod wake;
 pub mod wire;

@@ -1,1 +1,2 @@
-//! fabric
+//! Memory that moves: registered regions today, queue pairs between peers as the other doors arrive.
+pub mod region;
