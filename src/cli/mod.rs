@@ -3,6 +3,7 @@
 mod bench;
 mod get;
 mod part_file;
+mod pending;
 mod pool;
 mod progress;
 mod put;

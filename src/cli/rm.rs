@@ -9,7 +9,9 @@ use super::{Failure, key_octets, miss};
 
 /// Remove values
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Examples:\n  bulkhead rm films/intro\n  bulkhead rm a b c      all are tried; a missing one gives exit code 1")]
+#[command(
+    after_help = "Examples:\n  bulkhead rm films/intro\n  bulkhead rm a b c      all are tried; a missing one gives exit code 1"
+)]
 pub struct Args {
     /// Keys to remove
     #[arg(required = true)]

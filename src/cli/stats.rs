@@ -8,7 +8,9 @@ use super::{Failure, print};
 
 /// Show the server's statistics
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Examples:\n  bulkhead stats\n  bulkhead stats settings\n  bulkhead stats --json | jq .curr_items")]
+#[command(
+    after_help = "Examples:\n  bulkhead stats\n  bulkhead stats settings\n  bulkhead stats --json | jq .curr_items"
+)]
 pub struct Args {
     /// Group: settings, items, slabs, conns, reset [default: the general one]
     group: Option<String>,

@@ -570,8 +570,16 @@ mod tests {
         let info = Info { len: 18_446_744_073_709_551_615, flags: 7, cas: 12 };
         assert_eq!(parse_value_line(b"VALUE k 7 18446744073709551615 12", b"k"), Some(info));
         for line in [
-            &b"VALUE k 7 5"[..], b"VALUE k 7 5 12 9", b"VALUE other 7 5 12", b"VALUE kk 7 5 12", b"VALUE k -7 5 12",
-            b"VALUE k 7 18446744073709551616 12", b"VALUE k 4294967296 5 12", b"VALUE k  5 12", b"VALUE k", b"VALUE \xff 1 2 3",
+            &b"VALUE k 7 5"[..],
+            b"VALUE k 7 5 12 9",
+            b"VALUE other 7 5 12",
+            b"VALUE kk 7 5 12",
+            b"VALUE k -7 5 12",
+            b"VALUE k 7 18446744073709551616 12",
+            b"VALUE k 4294967296 5 12",
+            b"VALUE k  5 12",
+            b"VALUE k",
+            b"VALUE \xff 1 2 3",
         ] {
             assert_eq!(parse_value_line(line, b"k"), None, "{}", line.escape_ascii());
         }

@@ -94,7 +94,9 @@ mod tests {
 
     #[test]
     fn urls_print_what_they_parse() {
-        for url in ["memcache://127.0.0.1:11211", "memcache://[::1]:7", "memcache://host.example:80", "memcache+unix:/a/b"] {
+        for url in
+            ["memcache://127.0.0.1:11211", "memcache://[::1]:7", "memcache://host.example:80", "memcache+unix:/a/b"]
+        {
             assert_eq!(url.parse::<ServerUrl>().unwrap().to_string(), url);
         }
         for (url, same) in [
@@ -111,10 +113,29 @@ mod tests {
     fn what_cannot_be_reached_is_refused_and_the_message_says_what_can() {
         let long = format!("memcache+unix:/{}", "x".repeat(UNIX_PATH_BYTES_MAX));
         for url in [
-            "", "host", "host:1", "http://host:1", "native+iwarp://host:11212", "rpc+verbs://host:1", "memcache:host:1",
-            "memcache://", "memcache://:1", "memcache://host:", "memcache://host:0", "memcache://host:65536",
-            "memcache://host:x", "memcache://::1", "memcache://::1:11211", "memcache://[::1", "memcache://[::1]x",
-            "memcache://user@host:1", "memcache://host:1/path", "memcache+unix:", "memcache+unix:a", "memcache+unix://a/b", &long,
+            "",
+            "host",
+            "host:1",
+            "http://host:1",
+            "native+iwarp://host:11212",
+            "rpc+verbs://host:1",
+            "memcache:host:1",
+            "memcache://",
+            "memcache://:1",
+            "memcache://host:",
+            "memcache://host:0",
+            "memcache://host:65536",
+            "memcache://host:x",
+            "memcache://::1",
+            "memcache://::1:11211",
+            "memcache://[::1",
+            "memcache://[::1]x",
+            "memcache://user@host:1",
+            "memcache://host:1/path",
+            "memcache+unix:",
+            "memcache+unix:a",
+            "memcache+unix://a/b",
+            &long,
         ] {
             let err = url.parse::<ServerUrl>().expect_err(url);
             assert_eq!(err.exit_code(), crate::error::Exit::Usage);

@@ -99,7 +99,7 @@ pub enum Switch<T> {
 }
 
 impl<T> Switch<T> {
-    /// `None` for `Off`.
+    /// `None` if it is off.
     pub fn into_option(self) -> Option<T> {
         match self {
             Self::Off => None,

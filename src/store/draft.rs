@@ -68,7 +68,10 @@ impl Draft {
 
     /// The segment that was wanted.
     pub fn begin(&mut self, filling: Filling) {
-        assert!(self.want().is_some_and(|want| filling.missing() as u64 <= want.remaining), "no such segment was wanted");
+        assert!(
+            self.want().is_some_and(|want| filling.missing() as u64 <= want.remaining),
+            "no such segment was wanted"
+        );
         self.filling = Some(filling);
     }
 

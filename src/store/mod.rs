@@ -24,7 +24,8 @@ use crate::store::extents::{Extent, Extents, NoExtent};
 use crate::store::key::ObjectKey;
 use crate::store::object::{Object, Piece};
 use crate::store::segment::{
-    Class, Content, Crcs, Filling, Residency, SEGMENT_BYTES_MAX, Segment, WriteJob, block_bytes_min, footprint, next_cut,
+    Class, Content, Crcs, Filling, Residency, SEGMENT_BYTES_MAX, Segment, WriteJob, block_bytes_min, footprint,
+    next_cut,
 };
 use crate::wake::Wake;
 use dashmap::DashMap;
@@ -473,9 +474,10 @@ impl Store {
 
     /// The octets of `object` were lost with a drive: it leaves the index.
     pub fn drop_lost(&self, object: &Arc<Object>) {
-        let removed = self.shared.index.remove_if(object.key.as_bytes(), |_, found| {
-            Arc::ptr_eq(found, object) && self.unlink(found)
-        });
+        let removed = self
+            .shared
+            .index
+            .remove_if(object.key.as_bytes(), |_, found| Arc::ptr_eq(found, object) && self.unlink(found));
         if removed.is_some() {
             Counters::add(&self.shared.counters.lost, 1);
         }
@@ -643,9 +645,10 @@ impl Store {
     }
 
     fn bury(&self, object: &Arc<Object>, miss: Miss) {
-        let dead = self.shared.index.remove_if(object.key.as_bytes(), |_, found| {
-            Arc::ptr_eq(found, object) && self.unlink(found)
-        });
+        let dead = self
+            .shared
+            .index
+            .remove_if(object.key.as_bytes(), |_, found| Arc::ptr_eq(found, object) && self.unlink(found));
         if dead.is_some() {
             let counters = &self.shared.counters;
             match miss {
