@@ -1,11 +1,50 @@
 //! The checked configuration every part of the daemon is started from.
+//!
+//! ```text
+//! defaults < file (--config) < BULKHEAD_* environment < flags  ->  Settings { daemon: Config, log: LogConfig }
+//! ```
+//! The file is TOML; `configs/bulkhead.toml` shows every key. A variable names its section and key with two underscores
+//! between them: `BULKHEAD_STORE__MEMORY=64MiB`. Unknown keys are refused in both. Sizes are octets or carry a unit
+//! (`"256KiB"`), times carry a unit (`"100ms"`), and relations between values are checked together.
 
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::error::Exit;
+
+pub use units::{Auto, ByteSize, Switch, TimeSpan};
+use units::{list, text};
+
+mod units;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// Step of the head's length, in bytes.
+pub const HEAD_STEP_BYTES: u64 = 64 * KIB;
+/// Length of one staging buffer, in bytes.
+pub const STAGING_STEP_BYTES: u64 = 256 * KIB;
+/// Step of the arena's length, in bytes.
+pub const MEMORY_STEP_BYTES: u64 = MIB;
+/// Smallest arena, in bytes.
+pub const MEMORY_BYTES_MIN: u64 = 8 * MIB;
+/// Longest path of a Unix socket, in octets: `sun_path` without its final zero.
+pub const UNIX_PATH_BYTES_MAX: usize = 107;
+
 /// Everything `bulkhead serve` and [`crate::actors::start`] need, checked: relations between values hold.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub listen: ListenConfig,
     pub store: StoreConfig,
@@ -16,7 +55,7 @@ pub struct Config {
 }
 
 /// Where the doors and the admin port listen.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ListenConfig {
     /// Memcache text over TCP.
     pub memcache: Vec<SocketAddr>,
@@ -27,7 +66,7 @@ pub struct ListenConfig {
 }
 
 /// Sizes of the store, in bytes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StoreConfig {
     /// The arena: RAM that holds heads and hot bodies. A multiple of 1 MiB, at least 8 MiB.
     pub memory_bytes: u64,
@@ -48,7 +87,7 @@ pub struct StoreConfig {
 }
 
 /// One pool directory on one drive.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PoolConfig {
     pub dir: PathBuf,
     /// `None`: half of the drive's free space at start.
@@ -56,7 +95,7 @@ pub struct PoolConfig {
 }
 
 /// Bounds on what peers may ask for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct LimitsConfig {
     pub connections_max: usize,
     /// Values one connection may pin at once.
@@ -66,11 +105,11 @@ pub struct LimitsConfig {
 }
 
 /// Timers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TimersConfig {
     /// A transfer that moves no octet for this long is cut.
     pub stall_timeout: Duration,
-    /// How long a writer waits for space before it is refused.
+    /// How long a writer waits for space before it is refused; zero refuses at once.
     pub reserve_wait: Duration,
     /// A claim idle this long is revoked while another writer waits.
     pub claim_idle: Duration,
@@ -78,4 +117,919 @@ pub struct TimersConfig {
     pub shutdown_grace: Duration,
     /// Idle connections are closed after this; `None` keeps them.
     pub idle_timeout: Option<Duration>,
+}
+
+/// How events are written to stderr. Apart from [`Config`], because a service that embeds the daemon has its own log.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct LogConfig {
+    /// Filter in the form of `tracing_subscriber::EnvFilter`: `info`, `bulkhead=debug,warn`.
+    pub level: String,
+    pub format: LogFormat,
+}
+
+/// Form of one event.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum LogFormat {
+    /// One line for people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The whole configuration of the binary.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    pub daemon: Config,
+    pub log: LogConfig,
+}
+
+/// Values named on the command line: the last word. `None` and empty lists leave the layers below alone.
+#[derive(Clone, Debug, Default)]
+pub struct Flags {
+    pub memcache: Option<Vec<SocketAddr>>,
+    pub unix: Option<Vec<PathBuf>>,
+    pub admin: Option<Switch<SocketAddr>>,
+    pub pools: Vec<PoolConfig>,
+    pub memory: Option<ByteSize>,
+    pub head: Option<ByteSize>,
+    pub value_max: Option<ByteSize>,
+    pub lanes: Option<usize>,
+    pub log_level: Option<String>,
+    pub log_format: Option<LogFormat>,
+}
+
+impl FromStr for LogFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(format!("`{text}` is not a log format: want `text` or `json`")),
+        }
+    }
+}
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        })
+    }
+}
+
+/// `DIR[:SIZE]`. What follows the last colon is a size if it starts with a digit and has no slash.
+impl FromStr for PoolConfig {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (dir, bytes) = match text.rsplit_once(':') {
+            Some((dir, size)) if size.starts_with(|c: char| c.is_ascii_digit()) && !size.contains('/') => {
+                (dir, Some(size.parse::<ByteSize>()?.0))
+            }
+            _ => (text, None),
+        };
+        if dir.is_empty() {
+            return Err(format!("`{text}` names no directory: want DIR or DIR:SIZE"));
+        }
+        Ok(Self { dir: PathBuf::from(dir), bytes })
+    }
+}
+
+/// The configuration is refused; nothing was started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A layer could not be read: no such file, broken TOML, an unknown key, a value of the wrong form.
+    #[error("{0}")]
+    Read(String),
+    /// A value lies outside its range, or two values do not fit together. The text has both numbers.
+    #[error("{0}")]
+    Relation(String),
+}
+
+impl ConfigError {
+    /// Always [`Exit::Config`].
+    pub const fn exit_code(&self) -> Exit {
+        Exit::Config
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The file.
+
+/// The file as it is written. Every key has a default; `Auto` ones depend on the machine.
+#[derive(Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+struct File {
+    #[serde(with = "text")]
+    lanes: Auto<usize>,
+    listen: ListenSection,
+    store: StoreSection,
+    limits: LimitsSection,
+    timers: TimersSection,
+    log: LogSection,
+}
+
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+struct ListenSection {
+    #[serde(deserialize_with = "list::deserialize")]
+    memcache: Vec<SocketAddr>,
+    #[serde(deserialize_with = "list::deserialize")]
+    unix: Vec<PathBuf>,
+    #[serde(with = "text")]
+    admin: Switch<SocketAddr>,
+}
+
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+struct StoreSection {
+    #[serde(with = "text")]
+    memory: Auto<ByteSize>,
+    #[serde(with = "text")]
+    head: ByteSize,
+    #[serde(with = "text")]
+    value_max: ByteSize,
+    #[serde(with = "text")]
+    staging: ByteSize,
+    #[serde(with = "text")]
+    index_bytes_max: Auto<ByteSize>,
+    pinned_share: f64,
+    disk_depth: usize,
+    /// Empty: one pool at the default place.
+    #[serde(deserialize_with = "list::deserialize")]
+    pools: Vec<PoolEntry>,
+}
+
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+struct LimitsSection {
+    connections_max: usize,
+    pins_per_connection_max: usize,
+    #[serde(with = "text")]
+    line_bytes_max: ByteSize,
+}
+
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+struct TimersSection {
+    #[serde(with = "text")]
+    stall_timeout: TimeSpan,
+    #[serde(with = "text")]
+    reserve_wait: TimeSpan,
+    #[serde(with = "text")]
+    claim_idle: TimeSpan,
+    #[serde(with = "text")]
+    shutdown_grace: TimeSpan,
+    #[serde(with = "text")]
+    idle_timeout: Switch<TimeSpan>,
+}
+
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+struct LogSection {
+    level: String,
+    #[serde(with = "text")]
+    format: LogFormat,
+}
+
+/// `"DIR[:SIZE]"` or `{ dir = "DIR", size = "SIZE" }`; the table takes any directory name.
+#[derive(Clone, Debug, PartialEq)]
+struct PoolEntry(PoolConfig);
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct PoolTable {
+    dir: PathBuf,
+    #[serde(with = "text", default)]
+    size: Auto<ByteSize>,
+}
+
+impl FromStr for PoolEntry {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self)
+    }
+}
+
+impl Serialize for PoolEntry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let size = self.0.bytes.map_or(Auto::Auto, |bytes| Auto::Set(ByteSize(bytes)));
+        PoolTable { dir: self.0.dir.clone(), size }.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for PoolEntry {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Entry;
+        impl<'de> de::Visitor<'de> for Entry {
+            type Value = PoolEntry;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"DIR[:SIZE]\" or { dir = \"DIR\", size = \"SIZE\" }")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<PoolEntry, E> {
+                text.parse().map_err(E::custom)
+            }
+
+            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<PoolEntry, A::Error> {
+                let table = PoolTable::deserialize(de::value::MapAccessDeserializer::new(map))?;
+                let bytes = match table.size {
+                    Auto::Auto => None,
+                    Auto::Set(size) => Some(size.0),
+                };
+                Ok(PoolEntry(PoolConfig { dir: table.dir, bytes }))
+            }
+        }
+        from.deserialize_any(Entry)
+    }
+}
+
+impl Default for ListenSection {
+    fn default() -> Self {
+        Self {
+            memcache: vec![SocketAddr::from(([127, 0, 0, 1], 11211))],
+            unix: Vec::new(),
+            admin: Switch::On(SocketAddr::from(([127, 0, 0, 1], 11290))),
+        }
+    }
+}
+
+impl Default for StoreSection {
+    fn default() -> Self {
+        Self {
+            memory: Auto::Auto,
+            head: ByteSize(256 * KIB),
+            value_max: ByteSize(16 * GIB),
+            staging: ByteSize(16 * MIB),
+            index_bytes_max: Auto::Auto,
+            pinned_share: 0.25,
+            disk_depth: 8,
+            pools: Vec::new(),
+        }
+    }
+}
+
+impl Default for LimitsSection {
+    fn default() -> Self {
+        Self { connections_max: 1024, pins_per_connection_max: 64, line_bytes_max: ByteSize(MIB) }
+    }
+}
+
+impl Default for TimersSection {
+    fn default() -> Self {
+        let seconds = |count| TimeSpan(Duration::from_secs(count));
+        Self {
+            stall_timeout: seconds(30),
+            reserve_wait: seconds(10),
+            claim_idle: seconds(1),
+            shutdown_grace: seconds(10),
+            idle_timeout: Switch::Off,
+        }
+    }
+}
+
+impl Default for LogSection {
+    fn default() -> Self {
+        Self { level: "info".to_owned(), format: LogFormat::Text }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Layers.
+
+/// Variables that share our prefix and configure the client, not the daemon.
+const CLIENT_VARIABLES: [&str; 1] = ["BULKHEAD_SERVER"];
+
+impl Settings {
+    /// Reads all layers, lowest first: defaults, `file`, `environment` (only `BULKHEAD_*` is looked at), `flags`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for an unreadable file, an unknown key, a value of the wrong form, or values that do not fit.
+    pub fn load(
+        file: Option<&Path>,
+        environment: impl IntoIterator<Item = (String, String)>,
+        flags: &Flags,
+    ) -> Result<Self, ConfigError> {
+        let read = |err: config::ConfigError| ConfigError::Read(err.to_string());
+        let mut layers = config::Config::builder();
+        if let Some(path) = file {
+            // Read here and not by the crate, so that a missing file is named by its path and not by its stem.
+            let toml = fs::read_to_string(path)
+                .map_err(|err| ConfigError::Read(format!("cannot read {}: {err}", path.display())))?;
+            // Parsed on its own first: what is wrong in the file is reported with its name.
+            toml::from_str::<File>(&toml)
+                .map_err(|err| ConfigError::Read(format!("{}: {}", path.display(), one_line(&err.to_string()))))?;
+            layers = layers.add_source(config::File::from_str(&toml, config::FileFormat::Toml));
+        }
+        let variables: HashMap<String, String> = environment
+            .into_iter()
+            .filter(|(name, _)| name.starts_with("BULKHEAD_") && !CLIENT_VARIABLES.contains(&name.as_str()))
+            .collect();
+        layers = layers.add_source(
+            config::Environment::with_prefix("BULKHEAD")
+                .prefix_separator("_")
+                .separator("__")
+                .source(Some(variables.into_iter().collect())),
+        );
+        for (key, value) in flags.layer()? {
+            layers = layers.set_override(key, value).map_err(read)?;
+        }
+        let file: File = layers.build().and_then(config::Config::try_deserialize).map_err(read)?;
+        let settings = file.resolve(&Machine::here());
+        settings.check()?;
+        Ok(settings)
+    }
+
+    /// The effective configuration as TOML; reading it back gives the same `Settings`.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(&File::from(self)).expect("the file's structs hold scalars, lists and tables only")
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        self.daemon.check()?;
+        tracing_subscriber::EnvFilter::try_new(&self.log.level)
+            .map_err(|err| ConfigError::Relation(format!("log.level = \"{}\": {err}", self.log.level)))?;
+        Ok(())
+    }
+}
+
+/// An error text of several lines (TOML shows the place with a caret) as one line for a log.
+fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.chars().all(|c| " |^".contains(c)));
+    lines.collect::<Vec<_>>().join(" ")
+}
+
+impl Flags {
+    fn layer(&self) -> Result<Vec<(&'static str, config::Value)>, ConfigError> {
+        let path = |path: &Path| {
+            let text = path.to_str().map(str::to_owned);
+            text.ok_or_else(|| ConfigError::Read(format!("{} is not UTF-8", path.display())))
+        };
+        let mut layer: Vec<(&'static str, config::Value)> = Vec::new();
+        if let Some(addresses) = &self.memcache {
+            layer.push(("listen.memcache", addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().into()));
+        }
+        if let Some(paths) = &self.unix {
+            let paths = paths.iter().map(|item| path(item)).collect::<Result<Vec<_>, _>>()?;
+            layer.push(("listen.unix", paths.into()));
+        }
+        if let Some(admin) = &self.admin {
+            layer.push(("listen.admin", admin.to_string().into()));
+        }
+        if !self.pools.is_empty() {
+            let mut pools = Vec::new();
+            for pool in &self.pools {
+                let mut table = HashMap::from([("dir".to_owned(), path(&pool.dir)?)]);
+                if let Some(bytes) = pool.bytes {
+                    table.insert("size".to_owned(), bytes.to_string());
+                }
+                pools.push(table);
+            }
+            layer.push(("store.pools", pools.into()));
+        }
+        let sizes = [("store.memory", self.memory), ("store.head", self.head), ("store.value_max", self.value_max)];
+        for (key, size) in sizes {
+            if let Some(size) = size {
+                layer.push((key, size.to_string().into()));
+            }
+        }
+        if let Some(lanes) = self.lanes {
+            layer.push(("lanes", lanes.to_string().into()));
+        }
+        if let Some(level) = &self.log_level {
+            layer.push(("log.level", level.clone().into()));
+        }
+        if let Some(format) = self.log_format {
+            layer.push(("log.format", format.to_string().into()));
+        }
+        Ok(layer)
+    }
+}
+
+/// What the defaults are worked out from.
+struct Machine {
+    memory_bytes: u64,
+    cores: usize,
+    default_pool: PathBuf,
+}
+
+impl Machine {
+    fn here() -> Self {
+        let pool = default_pool(std::env::var_os("XDG_CACHE_HOME").as_deref(), std::env::var_os("HOME").as_deref());
+        Self {
+            memory_bytes: memory_bytes(),
+            cores: std::thread::available_parallelism().map_or(1, |cores| cores.get()),
+            default_pool: pool,
+        }
+    }
+}
+
+/// RAM of this machine, or of this control group where that has less, in bytes.
+fn memory_bytes() -> u64 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).and_then(|rest| {
+        let kib: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        kib.checked_mul(KIB)
+    });
+    let group = fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
+    // Without /proc there is nothing to go by; a gibibyte gives the default of a small machine.
+    total.unwrap_or(GIB).min(group.unwrap_or(u64::MAX))
+}
+
+/// `$XDG_CACHE_HOME/bulkhead/pool`, else `$HOME/.cache/bulkhead/pool` if that can be made, else a place of this user's
+/// under /var/tmp. A relative XDG_CACHE_HOME is void, as its specification says.
+fn default_pool(xdg_cache_home: Option<&OsStr>, home: Option<&OsStr>) -> PathBuf {
+    let absolute = |dir: &OsStr| Some(PathBuf::from(dir)).filter(|dir| dir.is_absolute());
+    if let Some(cache) = xdg_cache_home.and_then(absolute) {
+        return cache.join("bulkhead/pool");
+    }
+    if let Some(home) = home.and_then(absolute).filter(|home| home.is_dir()) {
+        let pool = home.join(".cache/bulkhead/pool");
+        let existing = pool.ancestors().find(|dir| dir.exists()).unwrap_or(&home);
+        if dir_is_writable(existing) {
+            return pool;
+        }
+    }
+    PathBuf::from(format!("/var/tmp/bulkhead-{}/pool", user_id()))
+}
+
+/// Whether this user can make files in `dir`, found by making one: without a name where the file system has such files,
+/// so that nothing is left behind even by a crash.
+fn dir_is_writable(dir: &Path) -> bool {
+    let nameless = fs::OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(dir);
+    match nameless {
+        Ok(_) => true,
+        Err(err) if err.raw_os_error() == Some(libc::EOPNOTSUPP) || err.kind() == ErrorKind::IsADirectory => {
+            let named = dir.join(format!(".bulkhead-probe-{}", std::process::id()));
+            let made = fs::OpenOptions::new().write(true).create_new(true).open(&named).is_ok();
+            made && fs::remove_file(&named).is_ok()
+        }
+        Err(_) => false,
+    }
+}
+
+/// Effective user id, as a number: a name may be missing in a container.
+fn user_id() -> u32 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    ids.and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
+}
+
+impl File {
+    fn resolve(self, machine: &Machine) -> Settings {
+        let Self { lanes, listen, store, limits, timers, log } = self;
+        let memory_bytes = match store.memory {
+            Auto::Set(size) => size.0,
+            Auto::Auto => {
+                let quarter = (machine.memory_bytes / 4).min(4 * GIB);
+                (quarter - quarter % MEMORY_STEP_BYTES).max(MEMORY_BYTES_MIN)
+            }
+        };
+        let index_bytes_max = match store.index_bytes_max {
+            Auto::Set(size) => size.0,
+            Auto::Auto => 64 * MIB + memory_bytes / 16,
+        };
+        let lanes = match lanes {
+            Auto::Set(lanes) => lanes,
+            Auto::Auto => machine.cores.saturating_sub(1).max(1),
+        };
+        let mut pools: Vec<_> = store.pools.into_iter().map(|entry| entry.0).collect();
+        if pools.is_empty() {
+            pools.push(PoolConfig { dir: machine.default_pool.clone(), bytes: None });
+        }
+        let daemon = Config {
+            listen: ListenConfig { memcache: listen.memcache, unix: listen.unix, admin: listen.admin.into_option() },
+            store: StoreConfig {
+                memory_bytes,
+                head_bytes: store.head.0,
+                value_bytes_max: store.value_max.0,
+                staging_bytes: store.staging.0,
+                index_bytes_max,
+                pinned_share: store.pinned_share,
+                pools,
+                disk_depth: store.disk_depth,
+            },
+            limits: LimitsConfig {
+                connections_max: limits.connections_max,
+                pins_per_connection_max: limits.pins_per_connection_max,
+                line_bytes_max: usize::try_from(limits.line_bytes_max.0).unwrap_or(usize::MAX),
+            },
+            timers: TimersConfig {
+                stall_timeout: timers.stall_timeout.0,
+                reserve_wait: timers.reserve_wait.0,
+                claim_idle: timers.claim_idle.0,
+                shutdown_grace: timers.shutdown_grace.0,
+                idle_timeout: timers.idle_timeout.into_option().map(|span| span.0),
+            },
+            lanes,
+        };
+        Settings { daemon, log: LogConfig { level: log.level, format: log.format } }
+    }
+}
+
+impl From<&Settings> for File {
+    fn from(settings: &Settings) -> Self {
+        let Settings { daemon: Config { listen, store, limits, timers, lanes }, log } = settings;
+        Self {
+            lanes: Auto::Set(*lanes),
+            listen: ListenSection {
+                memcache: listen.memcache.clone(),
+                unix: listen.unix.clone(),
+                admin: listen.admin.into(),
+            },
+            store: StoreSection {
+                memory: Auto::Set(ByteSize(store.memory_bytes)),
+                head: ByteSize(store.head_bytes),
+                value_max: ByteSize(store.value_bytes_max),
+                staging: ByteSize(store.staging_bytes),
+                index_bytes_max: Auto::Set(ByteSize(store.index_bytes_max)),
+                pinned_share: store.pinned_share,
+                disk_depth: store.disk_depth,
+                pools: store.pools.iter().cloned().map(PoolEntry).collect(),
+            },
+            limits: LimitsSection {
+                connections_max: limits.connections_max,
+                pins_per_connection_max: limits.pins_per_connection_max,
+                line_bytes_max: ByteSize(limits.line_bytes_max as u64),
+            },
+            timers: TimersSection {
+                stall_timeout: TimeSpan(timers.stall_timeout),
+                reserve_wait: TimeSpan(timers.reserve_wait),
+                claim_idle: TimeSpan(timers.claim_idle),
+                shutdown_grace: TimeSpan(timers.shutdown_grace),
+                idle_timeout: timers.idle_timeout.map(TimeSpan).into(),
+            },
+            log: LogSection { level: log.level.clone(), format: log.format },
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Relations.
+
+impl Config {
+    /// The defaults of this machine, without file, environment or flags: where an embedding service starts from.
+    pub fn of_this_machine() -> Self {
+        File::default().resolve(&Machine::here()).daemon
+    }
+
+    /// Checks ranges and relations; every message shows the numbers that do not fit.
+    ///
+    /// # Errors
+    /// [`ConfigError::Relation`] for the first rule broken.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.listen.check()?;
+        self.store.check()?;
+        self.limits.check()?;
+        self.timers.check()?;
+        within("lanes", self.lanes, 1, 1024)
+    }
+}
+
+fn require(holds: bool, message: impl FnOnce() -> String) -> Result<(), ConfigError> {
+    if holds { Ok(()) } else { Err(ConfigError::Relation(message())) }
+}
+
+fn within(key: &str, value: usize, min: usize, max: usize) -> Result<(), ConfigError> {
+    require((min..=max).contains(&value), || format!("{key} = {value}: want {min} to {max}"))
+}
+
+impl ListenConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        require(!self.memcache.is_empty() || !self.unix.is_empty(), || {
+            "listen.memcache and listen.unix are both empty: the daemon would have no door".to_owned()
+        })?;
+        let mut seen = Vec::new();
+        // Port 0 asks the kernel for a free port, so it never collides.
+        for address in self.memcache.iter().chain(&self.admin).filter(|address| address.port() != 0) {
+            require(!seen.contains(address), || format!("{address} is listed twice in listen.memcache, listen.admin"))?;
+            seen.push(*address);
+        }
+        for (index, path) in self.unix.iter().enumerate() {
+            let bytes = path.as_os_str().as_bytes().len();
+            require((1..=UNIX_PATH_BYTES_MAX).contains(&bytes), || {
+                let path = path.display();
+                format!("listen.unix = \"{path}\" has {bytes} octets: a socket's path has 1 to {UNIX_PATH_BYTES_MAX}")
+            })?;
+            require(!self.unix[..index].contains(path), || format!("listen.unix lists {} twice", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+impl StoreConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        let size = |bytes| ByteSize(bytes).to_string();
+        let (memory, head, staging) = (self.memory_bytes, self.head_bytes, self.staging_bytes);
+        require(memory >= MEMORY_BYTES_MIN && memory.is_multiple_of(MEMORY_STEP_BYTES), || {
+            let (step, min) = (size(MEMORY_STEP_BYTES), size(MEMORY_BYTES_MIN));
+            format!("store.memory = {}: want a multiple of {step}, at least {min}", size(memory))
+        })?;
+        require(head >= HEAD_STEP_BYTES && head.is_multiple_of(HEAD_STEP_BYTES), || {
+            format!("store.head = {}: want a multiple of {}, not zero", size(head), size(HEAD_STEP_BYTES))
+        })?;
+        require(head <= memory / 4, || {
+            format!("store.head = {} is more than a quarter of store.memory = {}", size(head), size(memory))
+        })?;
+        require(self.value_bytes_max >= 1, || "store.value_max = 0: no value would fit".to_owned())?;
+        require(staging >= STAGING_STEP_BYTES && staging.is_multiple_of(STAGING_STEP_BYTES), || {
+            format!("store.staging = {}: want a multiple of {}, not zero", size(staging), size(STAGING_STEP_BYTES))
+        })?;
+        within("store.disk_depth", self.disk_depth, 1, 1024)?;
+        let needed = STAGING_STEP_BYTES * self.disk_depth as u64;
+        require(staging >= needed, || {
+            let (depth, step) = (self.disk_depth, size(STAGING_STEP_BYTES));
+            format!("store.staging = {} holds less than store.disk_depth = {depth} buffers of {step}", size(staging))
+        })?;
+        require(self.index_bytes_max >= MIB, || {
+            format!("store.index_bytes_max = {}: want at least {}", size(self.index_bytes_max), size(MIB))
+        })?;
+        require(self.pinned_share > 0.0 && self.pinned_share <= 1.0, || {
+            format!("store.pinned_share = {}: want more than 0, at most 1", self.pinned_share)
+        })?;
+        require(!self.pools.is_empty(), || "store.pools is empty: want at least one directory".to_owned())?;
+        for (index, pool) in self.pools.iter().enumerate() {
+            let dir = pool.dir.display();
+            require(!pool.dir.as_os_str().is_empty(), || "store.pools has an entry without a directory".to_owned())?;
+            if let Some(bytes) = pool.bytes {
+                require(bytes >= MIB, || format!("pool {dir} has {}: want at least {}", size(bytes), size(MIB)))?;
+            }
+            for other in &self.pools[..index] {
+                let apart = !pool.dir.starts_with(&other.dir) && !other.dir.starts_with(&pool.dir);
+                require(apart, || {
+                    format!("pools {} and {dir} are the same or lie in each other", other.dir.display())
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl LimitsConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        within("limits.connections_max", self.connections_max, 1, 1_000_000)?;
+        within("limits.pins_per_connection_max", self.pins_per_connection_max, 1, 65_536)?;
+        within("limits.line_bytes_max", self.line_bytes_max, 2_048, 64 << 20)
+    }
+}
+
+impl TimersConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        let timers = [("stall_timeout", Some(self.stall_timeout)), ("claim_idle", Some(self.claim_idle))];
+        for (key, value) in timers.into_iter().chain([("idle_timeout", self.idle_timeout)]) {
+            require(value != Some(Duration::ZERO), || format!("timers.{key} = 0s: it would cut everything at once"))?;
+        }
+        let (wait, idle) = (self.reserve_wait, self.claim_idle);
+        // A writer that never waits has no use for other writers' idle claims.
+        require(wait.is_zero() || wait >= idle, || {
+            let (wait, idle) = (TimeSpan(wait), TimeSpan(idle));
+            format!(
+                "timers.reserve_wait = {wait} is shorter than timers.claim_idle = {idle}: idle claims would outlast it"
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    const EXAMPLE: &str = include_str!("../configs/bulkhead.toml");
+    const SMALL: &str = include_str!("../configs/small.toml");
+
+    fn load(toml: &str, environment: &[(&str, &str)], flags: &Flags) -> Result<Settings, ConfigError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("bulkhead.toml");
+        fs::write(&path, toml).unwrap();
+        let environment = environment.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+        Settings::load(Some(&path), environment, flags)
+    }
+
+    fn refusal(toml: &str) -> String {
+        load(toml, &[], &Flags::default()).unwrap_err().to_string()
+    }
+
+    fn keys(prefix: &str, table: &toml::Table, into: &mut Vec<String>) {
+        for (key, value) in table {
+            match value {
+                toml::Value::Table(inner) => keys(&format!("{prefix}{key}."), inner, into),
+                _ => into.push(format!("{prefix}{key}")),
+            }
+        }
+    }
+
+    #[test]
+    fn the_example_file_equals_the_defaults() {
+        assert_eq!(toml::from_str::<File>(EXAMPLE).unwrap(), File::default());
+        assert_eq!(load(EXAMPLE, &[], &Flags::default()).unwrap(), load("", &[], &Flags::default()).unwrap());
+    }
+
+    #[test]
+    fn the_example_file_mentions_every_key_and_explains_it() {
+        let (mut all, mut shown) = (Vec::new(), Vec::new());
+        keys("", &toml::from_str(&toml::to_string(&File::default()).unwrap()).unwrap(), &mut all);
+        keys("", &toml::from_str(EXAMPLE).unwrap(), &mut shown);
+        all.sort();
+        shown.sort();
+        assert_eq!(shown, all);
+        let lines: Vec<_> = EXAMPLE.lines().collect();
+        for pair in lines.windows(2) {
+            let is_key = !pair[1].starts_with(['#', '[']) && pair[1].contains('=');
+            assert!(!is_key || pair[0].starts_with('#'), "no comment above `{}`", pair[1]);
+        }
+    }
+
+    #[test]
+    fn the_small_file_is_accepted() {
+        let small = load(SMALL, &[], &Flags::default()).unwrap();
+        assert_eq!(small.daemon.store.memory_bytes, 64 * MIB);
+    }
+
+    #[test]
+    fn printed_settings_read_back_the_same() {
+        let toml = "lanes = 3\n[listen]\nunix = [\"/run/b.sock\"]\nadmin = \"off\"\n[store]\nmemory = \"100MiB\"\n\
+            value_max = 1000001\npinned_share = 0.5\npools = [\"/a:4GiB\", { dir = \"/b:7\" }]\n\
+            [timers]\nidle_timeout = \"1500ms\"\n[log]\nformat = \"json\"";
+        for toml in ["", toml] {
+            let settings = load(toml, &[], &Flags::default()).unwrap();
+            assert_eq!(load(&settings.to_toml(), &[], &Flags::default()).unwrap(), settings);
+        }
+    }
+
+    #[test]
+    fn each_layer_overrides_the_one_below() {
+        let file = "[store]\nmemory = \"32MiB\"\nhead = \"64KiB\"\nvalue_max = \"1MiB\"";
+        let environment = [("BULKHEAD_STORE__MEMORY", "64MiB"), ("BULKHEAD_STORE__HEAD", "128KiB")];
+        let flags = Flags { memory: Some(ByteSize(128 * MIB)), ..Flags::default() };
+        let store = load(file, &environment, &flags).unwrap().daemon.store;
+        assert_eq!((store.memory_bytes, store.head_bytes, store.value_bytes_max), (128 * MIB, 128 * KIB, MIB));
+        assert_eq!(store.index_bytes_max, 72 * MIB);
+    }
+
+    #[test]
+    fn every_kind_of_value_can_come_from_the_environment() {
+        let environment = [
+            ("BULKHEAD_LANES", "2"),
+            ("BULKHEAD_LISTEN__MEMCACHE", "127.0.0.1:1, [::1]:2"),
+            ("BULKHEAD_LISTEN__UNIX", "/run/b.sock"),
+            ("BULKHEAD_LISTEN__ADMIN", "off"),
+            ("BULKHEAD_STORE__POOLS", "/a:4GiB,/b"),
+            ("BULKHEAD_STORE__PINNED_SHARE", "0.5"),
+            ("BULKHEAD_LIMITS__CONNECTIONS_MAX", "7"),
+            ("BULKHEAD_TIMERS__IDLE_TIMEOUT", "2m"),
+            ("BULKHEAD_SERVER", "memcache://elsewhere:1"),
+            ("HOME", "/nowhere"),
+        ];
+        let daemon = load("", &environment, &Flags::default()).unwrap().daemon;
+        assert_eq!(daemon.lanes, 2);
+        assert_eq!(daemon.listen.memcache, ["127.0.0.1:1".parse().unwrap(), "[::1]:2".parse().unwrap()]);
+        assert_eq!(daemon.listen.unix, [PathBuf::from("/run/b.sock")]);
+        assert_eq!(daemon.listen.admin, None);
+        let (a, b) = (&daemon.store.pools[0], &daemon.store.pools[1]);
+        assert_eq!((a.dir.to_str(), a.bytes, b.dir.to_str(), b.bytes), (Some("/a"), Some(4 * GIB), Some("/b"), None));
+        assert_eq!((daemon.store.pinned_share, daemon.limits.connections_max), (0.5, 7));
+        assert_eq!(daemon.timers.idle_timeout, Some(Duration::from_secs(120)));
+    }
+
+    #[test]
+    fn every_flag_reaches_its_key() {
+        let flags = Flags {
+            memcache: Some(vec![]),
+            unix: Some(vec!["/run/b.sock".into()]),
+            admin: Some(Switch::Off),
+            pools: vec![PoolConfig { dir: "/a".into(), bytes: Some(5 * MIB) }],
+            memory: Some(ByteSize(16 * MIB)),
+            head: Some(ByteSize(64 * KIB)),
+            value_max: Some(ByteSize(3)),
+            lanes: Some(5),
+            log_level: Some("bulkhead=debug".to_owned()),
+            log_format: Some(LogFormat::Json),
+        };
+        let Settings { daemon, log } = load("", &[], &flags).unwrap();
+        assert!(daemon.listen.memcache.is_empty() && daemon.listen.admin.is_none());
+        assert_eq!((daemon.listen.unix, daemon.store.pools, daemon.lanes), (flags.unix.unwrap(), flags.pools, 5));
+        assert_eq!((daemon.store.memory_bytes, daemon.store.head_bytes), (16 * MIB, 64 * KIB));
+        assert_eq!(daemon.store.value_bytes_max, 3);
+        assert_eq!(log, LogConfig { level: "bulkhead=debug".to_owned(), format: LogFormat::Json });
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_by_name_in_every_layer() {
+        for (toml, key) in [("speed = 1", "speed"), ("[store]\nmemroy = 1", "memroy"), ("[stroe]\nmemory = 1", "stroe")]
+        {
+            let text = refusal(toml);
+            assert!(text.contains(key) && text.contains("bulkhead.toml") && !text.contains('\n'), "{text}");
+        }
+        let text = refusal("[store]\npools = [{ dir = \"/a\", szie = 1 }]");
+        assert!(text.contains("szie"), "{text}");
+        for name in ["BULKHEAD_STORE__MEMROY", "BULKHEAD_MEMORY"] {
+            let text = load("", &[(name, "64MiB")], &Flags::default()).unwrap_err().to_string();
+            assert!(text.contains("unknown field"), "{text}");
+        }
+    }
+
+    #[test]
+    fn relations_are_refused_with_both_numbers() {
+        let cases = [
+            ("[store]\nmemory = \"7MiB\"", "7MiB", "8MiB"),
+            ("[store]\nmemory = \"10000KiB\"", "10000KiB", "1MiB"),
+            ("[store]\nmemory = \"8MiB\"\nhead = \"4MiB\"", "4MiB", "8MiB"),
+            ("[store]\nhead = \"100KiB\"", "100KiB", "64KiB"),
+            ("[store]\nhead = 0", "0", "64KiB"),
+            ("[store]\nstaging = \"300KiB\"", "300KiB", "256KiB"),
+            ("[store]\nstaging = \"1MiB\"", "1MiB", "8"),
+            ("[store]\nvalue_max = 0", "0", "value_max"),
+            ("[store]\nindex_bytes_max = 9", "9", "1MiB"),
+            ("[store]\npinned_share = 0.0", "0", "1"),
+            ("[store]\npinned_share = 1.5", "1.5", "1"),
+            ("[store]\ndisk_depth = 0", "0", "1024"),
+            ("[store]\npools = [\"/a:5\"]", "/a", "5"),
+            ("[store]\npools = [\"/a\", \"/a/b\"]", "/a", "/a/b"),
+            ("[listen]\nmemcache = []", "memcache", "unix"),
+            ("[listen]\nadmin = \"127.0.0.1:11211\"", "127.0.0.1:11211", "twice"),
+            ("[limits]\nline_bytes_max = 100", "100", "2048"),
+            ("[limits]\nconnections_max = 0", "0", "1"),
+            ("[timers]\nreserve_wait = \"500ms\"", "500ms", "1s"),
+            ("[timers]\nstall_timeout = \"0s\"", "stall_timeout", "0s"),
+            ("[log]\nlevel = \"bulkhead=noise\"", "bulkhead=noise", "level"),
+            ("lanes = 0", "0", "1024"),
+        ];
+        for (toml, first, second) in cases {
+            let text = refusal(toml);
+            assert!(text.contains(first) && text.contains(second), "{toml}: {text}");
+        }
+        let long = format!("[listen]\nunix = [\"/{}\"]", "x".repeat(107));
+        assert!(refusal(&long).contains("108") && refusal(&long).contains("107"));
+    }
+
+    #[test]
+    fn values_of_the_wrong_form_are_refused_with_the_value() {
+        for (toml, value) in [
+            ("[store]\nmemory = \"4 parsecs\"", "4 parsecs"),
+            ("[store]\nmemory = -1", "-1"),
+            ("[store]\nmemory = \"9000000TiB\"", "9000000TiB"),
+            ("[timers]\nstall_timeout = 5", "5"),
+            ("[listen]\nadmin = \"localhost\"", "localhost"),
+            ("[log]\nformat = \"xml\"", "xml"),
+        ] {
+            let text = refusal(toml);
+            assert!(text.contains(value), "{toml}: {text}");
+        }
+        let text = load("", &[("BULKHEAD_STORE__MEMORY", "4 parsecs")], &Flags::default()).unwrap_err().to_string();
+        assert!(text.contains("4 parsecs"), "{text}");
+        let text = Settings::load(Some(Path::new("/no/such.toml")), [], &Flags::default()).unwrap_err().to_string();
+        assert!(text.contains("/no/such.toml"), "{text}");
+    }
+
+    #[test]
+    fn a_pool_takes_what_follows_its_last_colon_only_if_it_is_a_size() {
+        let pool = |text: &str| text.parse::<PoolConfig>();
+        assert_eq!(pool("/a:4GiB"), Ok(PoolConfig { dir: "/a".into(), bytes: Some(4 * GIB) }));
+        assert_eq!(pool("/a:b"), Ok(PoolConfig { dir: "/a:b".into(), bytes: None }));
+        assert_eq!(pool("/a:1/b"), Ok(PoolConfig { dir: "/a:1/b".into(), bytes: None }));
+        assert!(pool("/a:4parsecs").is_err() && pool(":4GiB").is_err() && pool("").is_err());
+    }
+
+    #[test]
+    fn defaults_follow_the_machine() {
+        let machine = |memory_bytes, cores| Machine { memory_bytes, cores, default_pool: "/p".into() };
+        let daemon = |machine| File::default().resolve(&machine).daemon;
+        let large = daemon(machine(1 << 40, 64));
+        assert_eq!((large.store.memory_bytes, large.lanes), (4 * GIB, 63));
+        assert_eq!(large.store.index_bytes_max, 320 * MIB);
+        let odd = daemon(machine(8 * GIB - 12_345, 2));
+        assert_eq!((odd.store.memory_bytes, odd.lanes), (2 * GIB - MIB, 1));
+        let tiny = daemon(machine(16 * MIB, 1));
+        assert_eq!((tiny.store.memory_bytes, tiny.lanes), (8 * MIB, 1));
+        for config in [large, odd, tiny] {
+            config.check().unwrap();
+            assert_eq!(config.store.pools, [PoolConfig { dir: "/p".into(), bytes: None }]);
+        }
+        Config::of_this_machine().check().unwrap();
+    }
+
+    #[test]
+    fn the_default_pool_is_where_this_user_may_write() {
+        let home = tempfile::tempdir().unwrap();
+        let os = |path: &Path| path.as_os_str().to_owned();
+        let elsewhere = PathBuf::from(format!("/var/tmp/bulkhead-{}/pool", user_id()));
+        assert_eq!(default_pool(Some(OsStr::new("/x")), None), PathBuf::from("/x/bulkhead/pool"));
+        assert_eq!(default_pool(None, Some(&os(home.path()))), home.path().join(".cache/bulkhead/pool"));
+        assert_eq!(default_pool(Some(OsStr::new("relative")), None), elsewhere);
+        assert_eq!(default_pool(None, Some(OsStr::new("/nonexistent"))), elsewhere);
+        assert_eq!(default_pool(None, Some(OsStr::new("/proc"))), elsewhere);
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0, "looking leaves no trace");
+        if user_id() != 0 {
+            fs::set_permissions(home.path(), fs::Permissions::from_mode(0o500)).unwrap();
+            assert_eq!(default_pool(None, Some(&os(home.path()))), elsewhere);
+        }
+    }
 }

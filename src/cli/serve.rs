@@ -1,0 +1,157 @@
+//! `bulkhead serve`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use bulkhead::config::{ByteSize, Flags, LogConfig, LogFormat, PoolConfig, Settings, Switch};
+use bulkhead::error::Exit;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use super::pending::start;
+use super::{Failure, print};
+
+const EXAMPLES: &str = "\
+Examples:
+  bulkhead serve
+  bulkhead serve --memory 8GiB --pool /mnt/nvme0/bulkhead:500GiB --pool /mnt/nvme1/bulkhead
+  bulkhead serve --memcache off --unix /run/bulkhead.sock --admin off
+  bulkhead serve --config /etc/bulkhead.toml --print-config
+
+Order: defaults < --config FILE < BULKHEAD_* environment (BULKHEAD_STORE__MEMORY=64MiB) < flags.
+On stdout come one `listening URL` line per door, the memory the daemon may use, then `ready`; events go to stderr.
+SIGTERM or SIGINT lets transfers in flight finish; a second one ends the daemon at once.";
+
+/// Run the daemon
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// TOML file with any of the keys that configs/bulkhead.toml explains
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print the configuration in force as TOML and leave
+    #[arg(long)]
+    print_config: bool,
+    /// Memcache text over TCP, or `off` (repeatable) [default: 127.0.0.1:11211]
+    #[arg(long, value_name = "IP:PORT")]
+    memcache: Vec<Switch<SocketAddr>>,
+    /// Memcache text over a Unix socket (repeatable)
+    #[arg(long, value_name = "PATH")]
+    unix: Vec<PathBuf>,
+    /// Metrics and health over HTTP, or `off` [default: 127.0.0.1:11290]
+    #[arg(long, value_name = "IP:PORT")]
+    admin: Option<Switch<SocketAddr>>,
+    /// Pool directory and what it may hold (repeatable) [default: one in the cache directory, half of the free space]
+    #[arg(long, value_name = "DIR[:SIZE]")]
+    pool: Vec<PoolConfig>,
+    /// RAM for heads and hot bodies [default: a quarter of RAM, at most 4GiB]
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<ByteSize>,
+    /// The part of each value that rests in RAM longest [default: 256KiB]
+    #[arg(long, value_name = "SIZE")]
+    head: Option<ByteSize>,
+    /// Largest value taken [default: 16GiB]
+    #[arg(long, value_name = "SIZE")]
+    value_max: Option<ByteSize>,
+    /// Threads that serve connections [default: cores - 1]
+    #[arg(long, value_name = "COUNT")]
+    lanes: Option<usize>,
+    /// Filter of events: error, warn, info, debug, trace, also per module [default: info]
+    #[arg(long, value_name = "FILTER")]
+    log_level: Option<String>,
+    /// text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
+}
+
+pub fn run(args: Args) -> Result<Exit, Failure> {
+    // Names and values that are not Unicode cannot be ours: no key and no value of ours is.
+    let environment =
+        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let flags = Flags {
+        memcache: (!args.memcache.is_empty())
+            .then(|| args.memcache.into_iter().filter_map(Switch::into_option).collect()),
+        unix: (!args.unix.is_empty()).then_some(args.unix),
+        admin: args.admin,
+        pools: args.pool,
+        memory: args.memory,
+        head: args.head,
+        value_max: args.value_max,
+        lanes: args.lanes,
+        log_level: args.log_level,
+        log_format: args.log_format,
+    };
+    let settings = Settings::load(args.config.as_deref(), environment, &flags)?;
+    if args.print_config {
+        print(&settings.to_toml())?;
+        return Ok(Exit::Done);
+    }
+    start_log(&settings.log)?;
+    let system = actix_rt::System::new();
+    let served = system.block_on(serve(settings));
+    actix_rt::System::current().stop();
+    served
+}
+
+fn start_log(log: &LogConfig) -> Result<(), Failure> {
+    let filter = EnvFilter::try_new(&log.level).map_err(|err| Failure::new(Exit::Config, err.to_string()))?;
+    let events = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match log.format {
+        LogFormat::Text => events.with_ansi(false).init(),
+        LogFormat::Json => events.json().init(),
+    }
+    Ok(())
+}
+
+async fn serve(settings: Settings) -> Result<Exit, Failure> {
+    // Caught before the first door opens: a signal right after `ready` must find its handler.
+    let mut signals =
+        Signals::catch().map_err(|err| Failure::new(Exit::Unavailable, format!("cannot wait for signals: {err}")))?;
+    let handle = tokio::select! {
+        started = start(settings.daemon) => started.map_err(|err| Failure::new(err.exit_code(), err.to_string()))?,
+        signal = signals.next() => return Err(ended(signal, "while it started")),
+    };
+    let mut text = String::new();
+    for door in handle.doors() {
+        text.push_str(&format!("listening {door}\n"));
+    }
+    text.push_str(&format!("{}\nready\n", handle.memory_sum()));
+    // A supervisor that does not read is no reason to stop serving.
+    if let Err(failure) = print(&text) {
+        tracing::warn!(%failure, "nobody was told that the daemon is ready");
+    }
+    let signal = signals.next().await;
+    tracing::info!(signal, "shutting down; transfers in flight may finish");
+    tokio::select! {
+        () = handle.shutdown() => Ok(Exit::Done),
+        signal = signals.next() => {
+            // At once: nothing that is still in flight, and no lane, is waited for.
+            let failure = ended(signal, "before transfers had finished");
+            eprintln!("bulkhead: {failure}");
+            std::process::exit(failure.exit.code().into())
+        }
+    }
+}
+
+fn ended(signal: &str, when: &str) -> Failure {
+    Failure::new(Exit::Refused, format!("ended by {signal} {when}"))
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn catch() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Names of servers.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::ClientError;
+use crate::config::UNIX_PATH_BYTES_MAX;
+
+/// A server and the way to it.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+#[non_exhaustive]
+pub enum ServerUrl {
+    /// `memcache://HOST:PORT`: memcache text over TCP. The port is 11211 if none is given.
+    Memcache { host: String, port: u16 },
+    /// `memcache+unix:/path`: memcache text over a Unix socket.
+    MemcacheUnix { path: PathBuf },
+}
+
+const PORT_DEFAULT: u16 = 11211;
+
+impl FromStr for ServerUrl {
+    type Err = ClientError;
+
+    fn from_str(url: &str) -> Result<Self, ClientError> {
+        let wrong = |reason: String| ClientError::Url { url: url.to_owned(), reason };
+        let (scheme, rest) = url.split_once(':').ok_or_else(|| wrong("no scheme".to_owned()))?;
+        match scheme {
+            "memcache" => {
+                let place = rest.strip_prefix("//").ok_or_else(|| wrong("no // after the scheme".to_owned()))?;
+                let place = place.strip_suffix('/').unwrap_or(place);
+                let (host, port) = host_and_port(place).map_err(wrong)?;
+                Ok(Self::Memcache { host, port })
+            }
+            "memcache+unix" => {
+                let path = match rest.strip_prefix("//") {
+                    Some(path) if path.starts_with('/') => path,
+                    _ => rest,
+                };
+                if !path.starts_with('/') || path.starts_with("//") {
+                    return Err(wrong("the path of a socket starts with one slash".to_owned()));
+                }
+                if path.len() > UNIX_PATH_BYTES_MAX {
+                    let len = path.len();
+                    return Err(wrong(format!("a path of {len} octets, more than {UNIX_PATH_BYTES_MAX}")));
+                }
+                Ok(Self::MemcacheUnix { path: PathBuf::from(path) })
+            }
+            _ => Err(wrong(format!("no scheme `{scheme}` here"))),
+        }
+    }
+}
+
+fn host_and_port(place: &str) -> Result<(String, u16), String> {
+    // In brackets, the colons belong to the address.
+    let (host, port) = match place.strip_prefix('[') {
+        Some(rest) => {
+            let (host, after) = rest.split_once(']').ok_or("no ] after the address")?;
+            match after.strip_prefix(':') {
+                Some(port) => (host, Some(port)),
+                None if after.is_empty() => (host, None),
+                None => return Err(format!("`{after}` after the address")),
+            }
+        }
+        None => match place.split_once(':') {
+            Some((_, port)) if port.contains(':') => return Err("an IPv6 address stands in brackets".to_owned()),
+            Some((host, port)) => (host, Some(port)),
+            None => (place, None),
+        },
+    };
+    if host.is_empty() || host.contains(['/', '@', '?', '#', ' ']) {
+        return Err(format!("`{host}` is no host"));
+    }
+    let port = match port {
+        Some(port) => port.parse().ok().filter(|port| *port != 0).ok_or_else(|| format!("`{port}` is no port"))?,
+        None => PORT_DEFAULT,
+    };
+    Ok((host.to_owned(), port))
+}
+
+impl fmt::Display for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memcache { host, port } if host.contains(':') => write!(f, "memcache://[{host}]:{port}"),
+            Self::Memcache { host, port } => write!(f, "memcache://{host}:{port}"),
+            Self::MemcacheUnix { path } => write!(f, "memcache+unix:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_print_what_they_parse() {
+        for url in
+            ["memcache://127.0.0.1:11211", "memcache://[::1]:7", "memcache://host.example:80", "memcache+unix:/a/b"]
+        {
+            assert_eq!(url.parse::<ServerUrl>().unwrap().to_string(), url);
+        }
+        for (url, same) in [
+            ("memcache://host", "memcache://host:11211"),
+            ("memcache://[::1]", "memcache://[::1]:11211"),
+            ("memcache://host:1/", "memcache://host:1"),
+            ("memcache+unix:///a/b", "memcache+unix:/a/b"),
+        ] {
+            assert_eq!(url.parse::<ServerUrl>().unwrap().to_string(), same);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_reached_is_refused_and_the_message_says_what_can() {
+        let long = format!("memcache+unix:/{}", "x".repeat(UNIX_PATH_BYTES_MAX));
+        for url in [
+            "",
+            "host",
+            "host:1",
+            "http://host:1",
+            "native+iwarp://host:11212",
+            "rpc+verbs://host:1",
+            "memcache:host:1",
+            "memcache://",
+            "memcache://:1",
+            "memcache://host:",
+            "memcache://host:0",
+            "memcache://host:65536",
+            "memcache://host:x",
+            "memcache://::1",
+            "memcache://::1:11211",
+            "memcache://[::1",
+            "memcache://[::1]x",
+            "memcache://user@host:1",
+            "memcache://host:1/path",
+            "memcache+unix:",
+            "memcache+unix:a",
+            "memcache+unix://a/b",
+            &long,
+        ] {
+            let err = url.parse::<ServerUrl>().expect_err(url);
+            assert_eq!(err.exit_code(), crate::error::Exit::Usage);
+            let text = err.to_string();
+            assert!(text.contains("memcache://HOST:PORT") && text.contains("memcache+unix:/path"), "{text}");
+        }
+    }
+}
