@@ -352,9 +352,11 @@ impl Actor for Connection {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.spawn(Serve);
-        let shortest = self.lane.timers.idle_timeout.map_or(self.lane.timers.stall_timeout, |idle| {
-            idle.min(self.lane.timers.stall_timeout)
-        });
+        let shortest = self
+            .lane
+            .timers
+            .idle_timeout
+            .map_or(self.lane.timers.stall_timeout, |idle| idle.min(self.lane.timers.stall_timeout));
         ctx.run_interval((shortest / 4).clamp(Duration::from_millis(20), Duration::from_secs(5)), Self::tick);
     }
 

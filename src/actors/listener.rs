@@ -1,6 +1,6 @@
 //! `Listener`: one bound address. It admits peers up to `connections_max` and gives each to a lane in turn.
 
-use crate::actors::connection::{Admission, Connection, Kill, Drain, Lane, Socket};
+use crate::actors::connection::{Admission, Connection, Drain, Kill, Lane, Socket};
 use crate::metrics::Metrics;
 use crate::wire::memcache::response::TOO_MANY_CONNECTIONS;
 use actix::prelude::*;

@@ -24,6 +24,7 @@ use crate::actors::disk_tail::{DiskTail, TailMetrics};
 use crate::actors::listener::{Door, Listener, Refuse, Registry};
 use crate::actors::store::StoreActor;
 use crate::config::Config;
+use crate::error::Exit;
 use crate::fabric::staging::{STAGING_BUF_BYTES, Staging};
 use crate::metrics::Metrics;
 use crate::programs::memcache::engine::Facts;
@@ -59,12 +60,12 @@ pub enum StartError {
 
 impl StartError {
     /// What `bulkhead serve` exits with.
-    pub fn exit_code(&self) -> u8 {
+    pub fn exit_code(&self) -> Exit {
         match self {
             Self::Pool(error) => error.exit_code(),
-            Self::Bind { .. } => crate::error::EXIT_UNAVAILABLE,
-            Self::Arena { .. } | Self::Staging { .. } => crate::error::EXIT_CONFIG,
-            Self::Lane => crate::error::EXIT_BUG,
+            Self::Bind { .. } => Exit::Unavailable,
+            Self::Arena { .. } | Self::Staging { .. } => Exit::Config,
+            Self::Lane => Exit::Bug,
         }
     }
 }
@@ -184,9 +185,10 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     }
     let Some((first, _, tail)) = made.first() else { return Err(StartError::Lane) };
     let actor = StoreActor::new(store.clone(), tail.clone(), drives.clone(), config.store.disk_depth, &config.timers);
-    let store_actor = StoreActor::start_in_arbiter(first, |ctx| {
-        // One wait for each connection and a growth at a time: only `do_send` reaches it, so the bound is theirs.
-        ctx.set_mailbox_capacity(config.limits.connections_max + 16);
+    // One wait for each connection, the writes in flight and one growth: only `do_send` reaches it, so this bound is theirs.
+    let waits_max = config.limits.connections_max + config.store.disk_depth * drives.len() + 1;
+    let store_actor = StoreActor::start_in_arbiter(first, move |ctx| {
+        ctx.set_mailbox_capacity(waits_max);
         actor
     });
     let tails = made.iter().map(|(_, _, tail)| tail.clone()).collect();
@@ -269,7 +271,9 @@ fn bind_unix(path: &Path) -> Result<(String, Door), StartError> {
     let url = format!("memcache+unix:{}", path.display());
     let failed = |source| StartError::Bind { url: url.clone(), source };
     // A socket that nobody listens on is left over from a daemon that was killed.
-    if std::os::unix::net::UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+    if std::os::unix::net::UnixStream::connect(path)
+        .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    {
         std::fs::remove_file(path).map_err(failed)?;
     }
     let listener = UnixListener::bind(path).map_err(failed)?;

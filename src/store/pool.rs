@@ -14,6 +14,7 @@
 //! ```
 //! A directory whose one entry is the `lost+found` of a fresh file system counts as empty.
 
+use crate::error::Exit;
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
@@ -80,15 +81,15 @@ pub enum PoolError {
 impl PoolError {
     /// What the daemon exits with: 78 when the configuration has to change, 69 when the drive or directory is
     /// unavailable as it is now.
-    pub fn exit_code(&self) -> u8 {
+    pub fn exit_code(&self) -> Exit {
         match self {
             Self::NotADirectory { .. }
             | Self::Empty { .. }
             | Self::Unmarked { .. }
             | Self::BadMarker { .. }
             | Self::TooLarge { .. }
-            | Self::TooSmall { .. } => 78,
-            Self::Locked { .. } | Self::Vanished { .. } | Self::Io { .. } | Self::NoRoom { .. } => 69,
+            | Self::TooSmall { .. } => Exit::Config,
+            Self::Locked { .. } | Self::Vanished { .. } | Self::Io { .. } | Self::NoRoom { .. } => Exit::Unavailable,
         }
     }
 }
@@ -557,7 +558,6 @@ impl PoolFiles {
     }
 }
 
-
 /// One open file of a pool; usable from any thread.
 #[derive(Debug)]
 pub struct PoolFile {
@@ -717,7 +717,7 @@ mod tests {
         let error = PoolDir::open(temp.path(), None).unwrap_err();
         assert!(matches!(error, PoolError::Empty { .. }), "{error}");
         assert!(error.to_string().contains("bulkhead pool init"), "{error}");
-        assert_eq!(error.exit_code(), 78);
+        assert_eq!(error.exit_code(), Exit::Config);
         assert!(snapshot(temp.path()).is_empty());
         assert_eq!(init(temp.path()).unwrap(), Initialized::Now);
         assert_eq!(init(temp.path()).unwrap(), Initialized::Before);
@@ -742,7 +742,7 @@ mod tests {
             let before = snapshot(temp.path());
             let error = PoolDir::open(temp.path(), None).unwrap_err();
             assert!(matches!(error, PoolError::Unmarked { .. }), "{error}");
-            assert_eq!(error.exit_code(), 78);
+            assert_eq!(error.exit_code(), Exit::Config);
             assert!(matches!(init(temp.path()), Err(PoolError::Unmarked { .. })));
             assert_eq!(snapshot(temp.path()), before);
         }
@@ -762,7 +762,7 @@ mod tests {
         symlink(temp.path().join("nowhere"), &dangling).unwrap();
         let error = PoolDir::open(&dangling, None).unwrap_err();
         assert!(matches!(error, PoolError::Io { action: "create", .. }), "{error}");
-        assert_eq!(error.exit_code(), 69);
+        assert_eq!(error.exit_code(), Exit::Unavailable);
         assert!(!temp.path().join("nowhere").exists());
     }
 
@@ -770,7 +770,7 @@ mod tests {
     fn a_place_where_nothing_can_be_created_says_so() {
         let error = PoolDir::open(Path::new("/proc/bulkhead-test/pool"), None).unwrap_err();
         assert!(matches!(error, PoolError::Io { action: "create", .. }), "{error}");
-        assert_eq!(error.exit_code(), 69);
+        assert_eq!(error.exit_code(), Exit::Unavailable);
     }
 
     #[test]
@@ -781,7 +781,7 @@ mod tests {
         first.grow().unwrap().unwrap();
         let error = PoolDir::open(&dir, Some(MIB)).unwrap_err();
         assert!(matches!(error, PoolError::Locked { .. }), "{error}");
-        assert_eq!(error.exit_code(), 69);
+        assert_eq!(error.exit_code(), Exit::Unavailable);
         assert!(dir.join("extents-0000.bulkhead").exists(), "who is locked out wipes nothing");
         assert_eq!(init(&dir).unwrap(), Initialized::Before);
         drop(first);
@@ -843,7 +843,7 @@ mod tests {
             let before = snapshot(temp.path());
             let error = PoolDir::open(temp.path(), Some(MIB)).unwrap_err();
             assert!(matches!(error, PoolError::BadMarker { .. }), "{text:?}: {error}");
-            assert_eq!(error.exit_code(), 78);
+            assert_eq!(error.exit_code(), Exit::Config);
             assert!(matches!(init(temp.path()), Err(PoolError::BadMarker { .. })));
             assert_eq!(snapshot(temp.path()), before);
         }
@@ -884,7 +884,7 @@ mod tests {
         assert_eq!(asked_bytes, u64::MAX);
         let text = error.to_string();
         assert!(text.contains(&asked_bytes.to_string()) && text.contains(&free_bytes.to_string()), "{text}");
-        assert_eq!(error.exit_code(), 78);
+        assert_eq!(error.exit_code(), Exit::Config);
         assert!(matches!(PoolDir::open(temp.path(), Some(MIB - 1)), Err(PoolError::TooSmall { .. })));
     }
 
@@ -895,7 +895,7 @@ mod tests {
         assert_eq!(capacity(dir, None, 131 * MIB).unwrap(), 65 * MIB);
         let error = capacity(dir, None, 128 * MIB - 1).unwrap_err();
         assert!(matches!(error, PoolError::NoRoom { .. }), "{error}");
-        assert_eq!(error.exit_code(), 69);
+        assert_eq!(error.exit_code(), Exit::Unavailable);
         assert_eq!(capacity(dir, Some(3 * MIB + 1), 4 * MIB).unwrap(), 3 * MIB);
     }
 
@@ -905,7 +905,8 @@ mod tests {
         let mut files = PoolFiles::new(PoolDir::open(&temp.path().join("pool"), Some(5 * MIB)).unwrap());
         files.file_bytes_max = 2 * MIB;
         assert!(files.file(0).is_none());
-        let grown: Vec<_> = std::iter::from_fn(|| files.grow().unwrap()).map(|grown| (grown.index, grown.bytes)).collect();
+        let grown: Vec<_> =
+            std::iter::from_fn(|| files.grow().unwrap()).map(|grown| (grown.index, grown.bytes)).collect();
         assert_eq!(grown, [(0, 2 * MIB), (1, 2 * MIB), (2, MIB)]);
         assert_eq!((files.file_count(), files.allocated_bytes()), (3, 5 * MIB));
         let last = files.file(2).unwrap();
@@ -955,7 +956,7 @@ mod tests {
         std::fs::remove_dir_all(&dir).unwrap();
         let error = files.grow().unwrap_err();
         assert!(matches!(error, PoolError::Vanished { .. }), "{error}");
-        assert_eq!(error.exit_code(), 69);
+        assert_eq!(error.exit_code(), Exit::Unavailable);
     }
 
     #[test]

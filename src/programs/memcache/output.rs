@@ -212,8 +212,10 @@ impl Output {
     pub fn target(&self, ticket: u64) -> Option<(&Arc<Object>, &Arc<Segment>)> {
         self.places.iter().find_map(|place| {
             let Place::Value(value) = place else { return None };
-            let index =
-                value.slots.iter().position(|slot| matches!(slot, Slot::Reading { ticket: at, .. } if *at == ticket))?;
+            let index = value
+                .slots
+                .iter()
+                .position(|slot| matches!(slot, Slot::Reading { ticket: at, .. } if *at == ticket))?;
             Some((value.pinned.object(), &value.pinned.pieces()[value.piece + index].segment))
         })
     }
@@ -370,8 +372,10 @@ impl Output {
     fn reading(&mut self, ticket: u64) -> Option<(&mut Value, usize)> {
         self.places.iter_mut().find_map(|place| {
             let Place::Value(value) = place else { return None };
-            let index =
-                value.slots.iter().position(|slot| matches!(slot, Slot::Reading { ticket: at, .. } if *at == ticket))?;
+            let index = value
+                .slots
+                .iter()
+                .position(|slot| matches!(slot, Slot::Reading { ticket: at, .. } if *at == ticket))?;
             Some((&mut **value, index))
         })
     }

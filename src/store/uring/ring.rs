@@ -51,7 +51,8 @@ impl<T> Ring<T> {
         let ring = build(in_flight_max as u32)?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe)?;
-        if ![opcode::Read::CODE, opcode::Write::CODE, opcode::ReadFixed::CODE].iter().all(|&op| probe.is_supported(op)) {
+        if ![opcode::Read::CODE, opcode::Write::CODE, opcode::ReadFixed::CODE].iter().all(|&op| probe.is_supported(op))
+        {
             return Err(io::ErrorKind::Unsupported.into());
         }
         ring.submitter().register_eventfd(wake.as_raw_fd())?;
