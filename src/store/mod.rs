@@ -342,18 +342,27 @@ impl Store {
     pub fn flush_all(&self, at_ms: u64) {
         if at_ms <= self.shared.clock.now_ms() {
             self.shared.flush_at_ms.store(u64::MAX, Ordering::Relaxed);
-            self.shared.flushed_version.store(self.shared.versions.load(Ordering::Relaxed), Ordering::Relaxed);
+            self.flush();
         } else {
             self.shared.flush_at_ms.store(at_ms, Ordering::Relaxed);
+            self.shared.wake.ring();
         }
+    }
+
+    fn flush(&self) {
+        // The larger of two flushes at the same time: what is gone must not come back.
+        let versions = self.shared.versions.load(Ordering::Relaxed);
+        self.shared.flushed_version.fetch_max(versions, Ordering::Relaxed);
         self.shared.wake.ring();
     }
 
     /// Does what a clock brings: a flush that is due. Called by the `Store` actor.
     pub fn handle_time(&self, now_ms: u64) {
-        let due = self.shared.flush_at_ms.load(Ordering::Relaxed);
-        if due <= now_ms {
-            self.flush_all(due);
+        let flush_at_ms = &self.shared.flush_at_ms;
+        let due = flush_at_ms.load(Ordering::Relaxed);
+        // A flush that was asked for meanwhile stays asked for.
+        if due <= now_ms && flush_at_ms.compare_exchange(due, u64::MAX, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.flush();
         }
     }
 
@@ -535,10 +544,10 @@ impl Store {
         let shared = &self.shared;
         let mut bytes = bytes;
         loop {
-            if class == Class::Small
-                && shared.residency.ram_only_bytes() + bytes > self.capacity_bytes(class)
-                && !self.evict(class)
-            {
+            if class == Class::Small && shared.residency.ram_only_bytes() + bytes > self.capacity_bytes(class) {
+                if self.evict(class) {
+                    continue;
+                }
                 return Err(Short::Memory);
             }
             if let Some(block) = shared.region.allocate(bytes) {
@@ -573,7 +582,7 @@ impl Store {
                 }
                 Err(NoExtent::Growing) => return Err(Short::Growing),
                 Err(NoExtent::Full) if self.evict(Class::Large) => {}
-                Err(NoExtent::Full) => return Err(Short::Disk),
+                Err(NoExtent::Full | NoExtent::Failed) => return Err(Short::Disk),
             }
         }
     }
@@ -761,13 +770,27 @@ impl Store {
             pieces.extend(self.copy(&octets, class)?);
         }
         pieces.extend_from_slice(rest);
-        if class == Class::Large {
-            for piece in pieces.iter().filter(|piece| piece.segment.is_ram_only()) {
-                let extent = self.take_extent(piece.segment.spill_bytes().max(block_bytes_min(Class::Large)))?;
-                piece.segment.spill(extent);
+        if class == Class::Large { self.spill(pieces) } else { Ok(pieces) }
+    }
+
+    /// Gives every piece that has no extent one, so that the value may leave RAM.
+    fn spill(&self, pieces: Vec<Piece>) -> Result<Vec<Piece>, Short> {
+        let mut spilled = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            if piece.segment.is_ram_only() {
+                let bytes = piece.segment.spill_bytes();
+                if bytes < block_bytes_min(Class::Large)
+                    && let Content::Ram(ram) = piece.segment.content()
+                {
+                    // The disk takes whole sectors from aligned memory, which so small a block is not.
+                    spilled.extend(self.copy(piece.octets(&ram), Class::Large)?);
+                    continue;
+                }
+                piece.segment.spill(self.take_extent(bytes)?);
             }
+            spilled.push(piece);
         }
-        Ok(pieces)
+        Ok(spilled)
     }
 
     /// `octets` in new segments.
