@@ -770,27 +770,30 @@ impl Store {
             pieces.extend(self.copy(&octets, class)?);
         }
         pieces.extend_from_slice(rest);
-        if class == Class::Large { self.spill(pieces) } else { Ok(pieces) }
+        if class == Class::Large {
+            pieces = self.give_extents(pieces)?;
+        }
+        Ok(pieces)
     }
 
-    /// Gives every piece that has no extent one, so that the value may leave RAM.
-    fn spill(&self, pieces: Vec<Piece>) -> Result<Vec<Piece>, Short> {
-        let mut spilled = Vec::with_capacity(pieces.len());
+    /// Room on disk for each of `pieces` that has none: pieces of a value that has outgrown its head.
+    fn give_extents(&self, pieces: Vec<Piece>) -> Result<Vec<Piece>, Short> {
+        let mut given = Vec::with_capacity(pieces.len());
         for piece in pieces {
             if piece.segment.is_ram_only() {
                 let bytes = piece.segment.spill_bytes();
                 if bytes < block_bytes_min(Class::Large)
                     && let Content::Ram(ram) = piece.segment.content()
                 {
-                    // The disk takes whole sectors from aligned memory, which so small a block is not.
-                    spilled.extend(self.copy(piece.octets(&ram), Class::Large)?);
+                    // The disk takes whole aligned units, and what lies behind such a block is another's.
+                    given.extend(self.copy(piece.octets(&ram), Class::Large)?);
                     continue;
                 }
                 piece.segment.spill(self.take_extent(bytes)?);
             }
-            spilled.push(piece);
+            given.push(piece);
         }
-        Ok(spilled)
+        Ok(given)
     }
 
     /// `octets` in new segments.
