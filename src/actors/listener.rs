@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context as Task, Poll, ready};
 use std::time::Duration;
@@ -30,11 +30,13 @@ const ACCEPTS_PER_TURN: usize = 32;
 pub struct Registry {
     connections: Arc<Mutex<HashMap<u64, Addr<Connection>>>>,
     next: Arc<AtomicU64>,
+    draining: Arc<AtomicBool>,
 }
 
 impl Registry {
-    /// Asks all to end when their requests are answered.
+    /// Asks all to end when their requests are answered, also those that are on their way to a lane.
     pub fn drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
         self.addresses().into_iter().for_each(|address| address.do_send(Drain));
     }
 
@@ -158,7 +160,10 @@ impl Listener {
                 Ok(socket) => {
                     // On this thread, so the connection cannot end before it is registered.
                     let address = Connection::start_on_lane(socket, lane, admission);
-                    registry.lock().insert(id, address);
+                    registry.lock().insert(id, address.clone());
+                    if registry.draining.load(Ordering::SeqCst) {
+                        address.do_send(Drain);
+                    }
                 }
                 Err(error) => tracing::warn!(%error, "a connection could not be taken over"),
             }
