@@ -3,45 +3,22 @@
 //!
 //! Never wrong octets; what is missing was evicted, and counted; when all is dropped, all space is back.
 
-mod seeds;
+mod rig;
 
 use bulkhead::store::claims::{Claim, Revoker};
 use bulkhead::store::draft::{Draft, Want};
 use bulkhead::store::object::Object;
-use bulkhead::store::pool::{EXTENT_ALIGN, ExtentId};
+
 use bulkhead::store::segment::{Content, Filling};
-use bulkhead::store::{Committed, Condition, Crawl, Gauges, Lookup, Miss, Pinned, Short, Side, Sizes, Store};
-use seeds::{Seeded, for_each_seed, octets};
+use bulkhead::store::{Committed, Condition, Crawl, Lookup, Miss, Pinned, Short, Side, Sizes, Store};
+use rig::{Disk, Seeded, assert_whole, for_each_seed, grow, octets, write_one};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const HEAD_BYTES: u64 = 64 << 10;
-const FILE_BYTES: u64 = 2 * MIB;
-
-/// What was written where, and which write it was: a checksum names the write, so stale octets are found out.
-#[derive(Default)]
-struct Disk {
-    extents: Mutex<HashMap<ExtentId, (u32, Vec<u8>)>>,
-    writes: AtomicU64,
-}
-
-impl Disk {
-    fn write(&self, extent: ExtentId, octets: &[u8]) -> [u32; 4] {
-        let number = self.writes.fetch_add(1, Ordering::Relaxed) as u32;
-        self.extents.lock().unwrap().insert(extent, (number, octets.to_vec()));
-        [number, 0, 0, 0]
-    }
-
-    fn read(&self, extent: ExtentId, crcs: [u32; 4]) -> Vec<u8> {
-        let extents = self.extents.lock().unwrap();
-        let (number, octets) = extents.get(&extent).expect("what is clean was written");
-        assert_eq!(*number, crcs[0], "another write took the place of this one");
-        octets.clone()
-    }
-}
 
 fn store(memory_bytes: u64, pool_bytes: &[u64], index_bytes_max: u64) -> Store {
     Store::new(Sizes {
@@ -57,27 +34,6 @@ fn store(memory_bytes: u64, pool_bytes: &[u64], index_bytes_max: u64) -> Store {
 
 fn no_revoker() -> Revoker {
     Arc::new(|| ())
-}
-
-/// One segment written behind; false if there is none to write.
-fn write_one(store: &Store, disk: &Disk, wanted: bool, fails: bool) -> bool {
-    let Some(job) = store.next_write(wanted) else { return false };
-    let len = job.segment.len();
-    let moved = u64::from(len).next_multiple_of(EXTENT_ALIGN);
-    assert!(moved <= job.ram.len() as u64, "{len} octets cannot be written from a block of {}", job.ram.len());
-    assert!(moved <= job.extent.byte_len(), "{len} octets do not fit {} of extent", job.extent.byte_len());
-    assert!((job.ram.as_slice().as_ptr() as u64).is_multiple_of(EXTENT_ALIGN), "O_DIRECT takes whole sectors");
-    let crcs = (!fails).then(|| disk.write(job.extent, &job.ram.as_slice()[..len as usize]));
-    drop(job.ram);
-    store.handle_written(&job.segment, usize::from(job.extent.drive()), crcs);
-    true
-}
-
-/// The next pool file, if one may be made.
-fn grow(store: &Store) -> bool {
-    let Some(drive) = store.extents().growth_wanted(u64::MAX) else { return false };
-    store.extents().add_file(drive, FILE_BYTES);
-    true
 }
 
 /// The octets of an object, or none if a drive lost them.
@@ -96,18 +52,6 @@ fn read(disk: &Disk, object: &Object) -> Option<Vec<u8>> {
     }
     assert_eq!(octets.len() as u64, object.len());
     Some(octets)
-}
-
-#[track_caller]
-fn assert_whole(store: &Store) {
-    let gauges = store.gauges();
-    let nothing = Gauges {
-        memory_bytes: gauges.memory_bytes,
-        memory_free_bytes: gauges.memory_bytes,
-        pool_bytes: gauges.pool_bytes,
-        ..Gauges::default()
-    };
-    assert_eq!(gauges, nothing, "something was not given back");
 }
 
 #[derive(Clone)]
