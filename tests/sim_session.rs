@@ -15,7 +15,7 @@ use bulkhead::programs::memcache::session::{Action, Context, End, Session};
 use bulkhead::store::claims::Revoker;
 use bulkhead::store::draft::Want;
 use bulkhead::store::segment::{Class, Filling};
-use bulkhead::store::{Condition, Lookup, Sizes, Store};
+use bulkhead::store::{Condition, Gauges, Lookup, Sizes, Store};
 use rig::{Disk, Seeded, assert_whole, for_each_seed, grow, octets, write_one};
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -59,10 +59,10 @@ fn requests(random: &mut Seeded, count: u64) -> (Vec<u8>, Vec<Request>) {
                 let len = match random.below(7) {
                     0 => random.below(4),
                     1 => random.below(500),
-                    2 => random.below(9000),
-                    3 => 16_300 + random.below(200),
-                    4 => random.below(HEAD_BYTES + 200),
-                    5 => random.below(400_000),
+                    2 if random.one_in(2) => random.below(9000),
+                    2 => 16_300 + random.below(200),
+                    3 => random.below(HEAD_BYTES + 200),
+                    4 | 5 => 66_000 + random.below(600_000),
                     _ if random.one_in(8) => VALUE_BYTES_MAX + random.below(100),
                     _ => random.below(900_000),
                 };
@@ -139,7 +139,8 @@ impl<'a> Judge<'a> {
         if noreply {
             left.extend(outcomes.into_iter().map(|(_, value)| value));
         } else {
-            let found = outcomes.iter().map(|(reply, _)| *reply).find(|reply| self.received.starts_with(reply.as_bytes()));
+            let found =
+                outcomes.iter().map(|(reply, _)| *reply).find(|reply| self.received.starts_with(reply.as_bytes()));
             let Some(reply) = found else {
                 let wanted: Vec<&str> = outcomes.iter().map(|(reply, _)| *reply).collect();
                 panic!("{} instead of one of {wanted:?}", self.shown());
@@ -156,7 +157,8 @@ impl<'a> Judge<'a> {
             Ask::Fixed { reply } => assert!(self.take(reply), "{} instead of {reply:?}", self.shown()),
             Ask::Delete { key, noreply } => {
                 let outcomes = self.values(key).into_iter();
-                let outcomes = outcomes.map(|value| (if value.is_some() { "DELETED\r\n" } else { "NOT_FOUND\r\n" }, None));
+                let outcomes =
+                    outcomes.map(|value| (if value.is_some() { "DELETED\r\n" } else { "NOT_FOUND\r\n" }, None));
                 self.settle(key, outcomes.collect(), *noreply);
             }
             Ask::Store { verb, key, value, noreply, intact } => {
@@ -229,6 +231,8 @@ struct Sim {
     staging: Staging,
     session: Session,
     actions: Vec<Action>,
+    /// Memory that others hold.
+    hog: Vec<Filling>,
     /// Messages of revoked claims not yet delivered.
     revoked: Arc<AtomicUsize>,
     received: Vec<u8>,
@@ -267,6 +271,7 @@ impl Sim {
             staging: Staging::new(STAGING_COUNT).unwrap(),
             session: Session::new(context, revoker),
             actions: Vec::new(),
+            hog: Vec::new(),
             revoked,
             received: Vec::new(),
             refusals: 0,
@@ -369,7 +374,8 @@ impl Sim {
 
     /// What the `Store` actor and the peer's patience do: write behind, and let go of what is not taken.
     fn make_room(&mut self) -> bool {
-        let mut wrote = false;
+        let mut wrote = !self.hog.is_empty();
+        self.hog.clear();
         while write_one(&self.store, &self.disk, true, false) {
             wrote = true;
         }
@@ -380,16 +386,24 @@ impl Sim {
     /// Sends everything clean out of RAM.
     fn make_cold(&mut self) {
         while write_one(&self.store, &self.disk, true, false) {}
+        self.session.give_back_memory();
         let want = Want { class: Class::Large, remaining: 256 << 10, head: false };
-        let before = self.store.counters().evictions.load(Ordering::Relaxed);
         let mut held: Vec<Filling> = Vec::new();
-        while self.store.gauges().memory_clean_bytes > 0 && held.len() < 16 {
-            match self.store.fill(want) {
-                Ok(filling) => held.push(filling),
-                Err(_) => break,
-            }
+        let goes_on = |gauges: Gauges| {
+            gauges.memory_clean_bytes > 0 && gauges.memory_free_bytes.max(gauges.memory_clean_bytes) >= 512 << 10
+        };
+        while goes_on(self.store.gauges()) {
+            let Ok(filling) = self.store.fill(want) else { break };
+            held.push(filling);
         }
-        self.refusals += self.store.counters().evictions.load(Ordering::Relaxed) - before;
+    }
+
+    /// Others take all the memory there is.
+    fn hog(&mut self) {
+        let want = Want { class: Class::Large, remaining: 256 << 10, head: false };
+        while let Ok(filling) = self.store.fill(want) {
+            self.hog.push(filling);
+        }
     }
 
     fn revoke(&mut self) {
@@ -419,10 +433,11 @@ impl Sim {
                 7..=12 => _ = self.send(),
                 13..=17 => self.answer(),
                 18 => _ = write_one(&self.store, &self.disk, true, false),
-                19 if self.random.one_in(4) => self.make_cold(),
+                19 if !self.faults.space || self.random.one_in(2) => self.make_cold(),
+                19 if self.faults.space => self.hog(),
                 20 if self.random.one_in(4) => _ = self.session.give_back(),
                 21 if self.random.one_in(4) => self.session.give_back_memory(),
-                22 if self.faults.space && self.random.one_in(12) => self.revoke(),
+                22 if self.faults.space && self.random.one_in(6) => self.revoke(),
                 23 => self.deliver_revocation(),
                 _ => {}
             }
@@ -439,6 +454,7 @@ impl Sim {
 
     fn judge(&self, requests: &[Request], fed: usize) {
         let evicted = self.store.counters().evictions.load(Ordering::Relaxed) > 0;
+        assert!(self.faults.space || !evicted, "evicted with room for all");
         let mut judge = Judge {
             may_be: BTreeMap::new(),
             received: &self.received,
@@ -464,8 +480,8 @@ impl Sim {
     }
 
     fn finish(self) {
-        let Self { store, staging, session, actions, .. } = self;
-        drop((session, actions));
+        let Self { store, staging, session, actions, hog, .. } = self;
+        drop((session, actions, hog));
         assert_eq!(staging.available(), STAGING_COUNT, "a buffer was kept");
         let gauges = store.gauges();
         assert_eq!((gauges.pins, gauges.pinned_bytes, gauges.claims), (0, 0, 0));
@@ -475,11 +491,7 @@ impl Sim {
         assert_whole(&store);
     }
 
-    /// After all was sent, every buffer of the connection can be used again.
-    fn assert_buffers_usable(&mut self) {
-        assert_eq!(self.staging.available(), STAGING_COUNT, "a buffer was kept");
-        self.faults = Faults { space: false, reads: false };
-        let value = octets(77, 1_900_000);
+    fn store_value(&mut self, key: &[u8], value: &[u8]) {
         let mut draft = self.store.draft(value.len() as u64, None);
         let mut at = 0;
         while at < value.len() {
@@ -492,25 +504,47 @@ impl Sim {
             }
             at += draft.put(&value[at..]);
         }
-        let now = self.store.clock().now();
-        self.store.commit(b"big", draft, 0, 0, Condition::Any, now);
-        self.make_cold();
-        let Lookup::Hit(pinned) = self.store.get(b"big", now) else { panic!("it was just stored") };
-        assert!(pinned.pieces().iter().all(|piece| !piece.segment.is_resident()), "{:?}", self.store.gauges());
-        drop(pinned);
-        let mut request: &[u8] = b"get big\r\n";
-        while !request.is_empty() {
-            request = &request[self.feed(request)..];
+        self.store.commit(key, draft, 0, 0, Condition::Any, self.store.clock().now());
+    }
+
+    /// Feeds all of `octets` and processes them.
+    fn feed_all(&mut self, mut octets: &[u8]) {
+        while !octets.is_empty() {
+            let fed = self.feed(octets);
+            assert!(fed > 0, "octets are not wanted");
+            octets = &octets[fed..];
             self.session.process();
         }
+    }
+
+    /// Answers every disk read the session wants; how many that were.
+    fn answer_reads(&mut self) -> usize {
         let mut reads = 0;
         while let Some(action) = self.session.poll_action() {
             let Action::Read(TailRead { ticket, segment, extent, crcs }) = action else { panic!("{action:?}") };
-            let mut buf = self.staging.try_take().expect("all buffers were free");
+            let mut buf = self.staging.try_take().expect("a buffer is free");
             buf.as_mut_slice()[..segment.len() as usize].copy_from_slice(&self.disk.read(extent, crcs));
             self.session.handle_read(ticket, Some(buf));
             reads += 1;
         }
+        reads
+    }
+
+    /// After all was sent, every buffer of the connection can be used again.
+    fn assert_buffers_usable(&mut self) {
+        assert_eq!(self.staging.available(), STAGING_COUNT, "a buffer was kept");
+        self.faults = Faults { space: false, reads: false };
+        let value = octets(77, 1_900_000);
+        self.store_value(b"big", &value);
+        let now = self.store.clock().now();
+        self.make_cold();
+        self.hog();
+        self.hog.clear();
+        let Lookup::Hit(pinned) = self.store.get(b"big", now) else { panic!("it was just stored") };
+        assert!(pinned.pieces().iter().all(|piece| !piece.segment.is_resident()), "{:?}", self.store.gauges());
+        drop(pinned);
+        self.feed_all(b"get big\r\n");
+        let reads = self.answer_reads();
         assert_eq!(reads, TAIL_READS_MAX, "the count of buffers in use went wrong");
         self.received.clear();
         self.run(b"", true);
@@ -521,7 +555,7 @@ impl Sim {
 
 fn simulate(seed: u64, faults: Faults) {
     let mut random = Seeded::new(seed ^ 0xabcd);
-    let count = 5 + random.below(40);
+    let count = 5 + random.below(80);
     let (stream, requests) = requests(&mut random, count);
     let mut sim = Sim::new(seed, faults);
     if random.one_in(2) {
@@ -532,7 +566,12 @@ fn simulate(seed: u64, faults: Faults) {
         let fed = sim.run(&stream, true);
         sim.judge(&requests, fed);
         if sim.session.ended().is_none() {
-            sim.actions.clear();
+            // Reads of a value that became a miss may still be under way.
+            for action in std::mem::take(&mut sim.actions) {
+                if let Action::Read(read) = action {
+                    sim.session.handle_read_back(read.ticket);
+                }
+            }
             sim.assert_buffers_usable();
         }
     }
@@ -557,4 +596,112 @@ fn failed_reads_are_misses_or_the_end_and_never_wrong_octets() {
 #[test]
 fn all_faults_at_once_leave_nothing_behind() {
     for_each_seed(3000..3060, |seed| simulate(seed, Faults { space: true, reads: true }));
+}
+
+/// The claim is judged idle, then the peer moves and its next segment has to be waited for, then word of the judgement
+/// comes. The segment that was asked for must not reach the value behind, which is shorter.
+#[test]
+fn a_value_whose_claim_is_taken_back_takes_the_segment_it_waits_for() {
+    let mut sim = Sim::new(1, Faults { space: false, reads: false });
+    sim.feed_all(b"set a 5 0 700000\r\n");
+    sim.feed_all(&vec![b'a'; 65_536]);
+    sim.revoke();
+    assert_eq!(sim.refusals, 1);
+    sim.hog();
+    let mut sent = 65_536;
+    while sim.session.wants_input() {
+        sent += sim.feed(&vec![b'a'; 700_000 - sent]);
+        sim.session.process();
+    }
+    let Some(Action::Fill { want: first }) = sim.session.poll_action() else { panic!("a segment is wanted") };
+    sim.deliver_revocation();
+    sim.session.process();
+    if sim.session.wants_input() {
+        let rest = [&vec![b'a'; 700_000 - sent][..], b"\r\nset b 5 0 70000\r\n", &[b'b'; 20_000]].concat();
+        sim.feed_all(&rest);
+    }
+    sim.hog.clear();
+    sim.session.handle_segment(sim.store.fill(first).ok());
+    sim.session.process();
+    while sim.send() {}
+    assert_eq!(String::from_utf8_lossy(&sim.received), OUT_OF_MEMORY);
+    assert_eq!(sim.store.gauges().claims, 0);
+    sim.finish();
+}
+
+/// All buffers hold pieces behind one that was in RAM and left it while the peer took nothing.
+#[test]
+fn a_piece_that_left_ram_before_it_was_sent_gets_a_buffer() {
+    let mut sim = Sim::new(1, Faults { space: false, reads: false });
+    let value = octets(5, 1_900_000);
+    sim.store_value(b"big", &value);
+    sim.make_cold();
+    sim.hog();
+    sim.hog.clear();
+    let now = sim.store.clock().now();
+    // Read often enough to be kept once it was read again.
+    for _ in 0..3 {
+        assert!(matches!(sim.store.get(b"big", now), Lookup::Hit(_)));
+    }
+    let Lookup::Hit(pinned) = sim.store.get(b"big", now) else { panic!("it was just stored") };
+    let head = pinned.pieces()[0].segment.clone();
+    sim.store.warm(&pinned, &head, &value[..head.len() as usize]);
+    assert!(head.is_resident());
+    drop(pinned);
+    sim.feed_all(b"get big\r\n");
+    let mut bufs = Vec::new();
+    while let Some(action) = sim.session.poll_action() {
+        let Action::Read(read) = action else { panic!("{action:?}") };
+        let mut buf = sim.staging.try_take().expect("a buffer is free");
+        buf.as_mut_slice()[..read.segment.len() as usize].copy_from_slice(&sim.disk.read(read.extent, read.crcs));
+        sim.session.handle_read(read.ticket, Some(buf));
+        bufs.push(read.ticket);
+    }
+    assert_eq!(bufs.len(), TAIL_READS_MAX);
+    sim.session.give_back_memory();
+    sim.hog();
+    sim.hog.clear();
+    assert!(!head.is_resident());
+    let Some(Action::Read(read)) = sim.session.poll_action() else { panic!("the front is not read") };
+    assert!(Arc::ptr_eq(&read.segment, &head));
+    sim.session.handle_read_back(read.ticket);
+    drop((read, head));
+    sim.run(b"", true);
+    let wanted = [format!("VALUE big 0 {}\r\n", value.len()).as_bytes(), &value, b"\r\nEND\r\n"].concat();
+    assert!(sim.received == wanted, "wrong octets");
+    sim.finish();
+}
+
+/// A reader that takes nothing keeps no more memory than the window, whatever it asked for, and none that a writer
+/// waits for.
+#[test]
+fn a_reader_that_takes_nothing_leaves_the_memory_to_writers() {
+    let mut sim = Sim::new(1, Faults { space: false, reads: false });
+    let value = octets(6, 400_000);
+    for key in 0..8 {
+        sim.store_value(format!("k{key}").as_bytes(), &value);
+    }
+    while write_one(&sim.store, &sim.disk, true, false) {}
+    sim.feed_all(b"get k0 k1 k2 k3 k4 k5 k6 k7\r\n");
+    assert!(sim.session.poll_action().is_none(), "all is in RAM");
+    assert!(sim.session.is_stalled(u64::MAX), "the peer's turn, and it does nothing");
+    // Everybody else may have all but the window and a segment.
+    sim.hog();
+    let hogged = sim.hog.len() as u64 * (256 << 10);
+    assert!(hogged >= 4 * MIB - (2 * MIB + (512 << 10)), "{hogged} of {}", 4 * MIB);
+    sim.session.give_back_memory();
+    assert!(sim.session.is_stalled(u64::MAX), "letting go is no sign of life");
+    sim.hog();
+    assert_eq!(sim.store.gauges().memory_clean_bytes, 0, "memory is kept for a peer that takes nothing");
+    sim.hog.clear();
+    sim.run(b"", true);
+    let mut wanted = Vec::new();
+    for key in 0..8 {
+        wanted.extend_from_slice(format!("VALUE k{key} 0 400000\r\n").as_bytes());
+        wanted.extend_from_slice(&value);
+        wanted.extend_from_slice(b"\r\n");
+    }
+    wanted.extend_from_slice(b"END\r\n");
+    assert!(sim.received == wanted, "wrong octets");
+    sim.finish();
 }
