@@ -440,7 +440,11 @@ impl Settings {
         for (key, value) in flags.layer()? {
             layers = layers.set_override(key, value).map_err(read)?;
         }
-        let file: File = layers.build().and_then(config::Config::try_deserialize).map_err(read)?;
+        // File and flags are known to be of the right form, so what is wrong here came from a variable.
+        let file: File = layers
+            .build()
+            .and_then(config::Config::try_deserialize)
+            .map_err(|err| ConfigError::Read(format!("BULKHEAD_* environment: {err}")))?;
         let settings = file.resolve(&Machine::here());
         settings.check()?;
         Ok(settings)
