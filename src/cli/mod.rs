@@ -3,7 +3,6 @@
 mod bench;
 mod get;
 mod part_file;
-mod pending;
 mod pool;
 mod progress;
 mod put;

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use bulkhead::error::Exit;
+use bulkhead::store::pool::{Initialized, init};
 use clap::Subcommand;
 
-use super::Failure;
-use super::pending::init;
+use super::{Failure, print};
 
 /// Prepare directories for the daemon
 #[derive(clap::Args, Debug)]
@@ -30,7 +30,9 @@ enum Command {
 pub fn run(args: Args) -> Result<Exit, Failure> {
     match args.command {
         Command::Init { dir } => {
-            init(&dir).map_err(|err| Failure::new(err.exit_code(), format!("{}: {err}", dir.display())))?;
+            let found = init(&dir).map_err(|err| Failure::new(err.exit_code(), err.to_string()))?;
+            let now = if found == Initialized::Now { "is" } else { "was already" };
+            print(&format!("{} {now} a pool\n", dir.display()))?;
             Ok(Exit::Done)
         }
     }

@@ -9,8 +9,8 @@ use bulkhead::error::Exit;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use super::pending::start;
 use super::{Failure, print};
+use bulkhead::actors::start;
 
 const EXAMPLES: &str = "\
 Examples:

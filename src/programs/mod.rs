@@ -1,1 +1,2 @@
-//! programs
+//! What peers ask of the store, pure: requests in, replies out, no sockets and no actors.
+pub mod memcache;

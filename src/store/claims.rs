@@ -168,6 +168,11 @@ impl Claim {
         self.state.bytes
     }
 
+    /// It was taken back; its owner must let go.
+    pub fn is_revoked(&self) -> bool {
+        self.state.revoked.load(Ordering::Relaxed)
+    }
+
     /// The peer moved an octet at `now_ms`.
     pub fn touch(&self, now_ms: u64) {
         self.state.active_ms.store(now_ms, Ordering::Relaxed);

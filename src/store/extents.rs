@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Unit and alignment of extents, in octets.
-pub const EXTENT_UNIT_BYTES: u64 = 4096;
+pub const EXTENT_UNIT_BYTES: u64 = crate::store::pool::EXTENT_ALIGN;
 const ORDER_MAX: u8 = order_of(crate::fabric::region::BLOCK_BYTES_MAX, EXTENT_UNIT_BYTES);
 
 /// Why no extent was given.
@@ -107,7 +107,7 @@ impl Extents {
                 *turn = drive + 1;
                 self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
                 self.free_made_bytes.fetch_sub(bytes, Ordering::Relaxed);
-                let id = ExtentId { drive: drive as u16, file: file as u16, offset: unit as u32, order };
+                let id = ExtentId::new(drive as u16, file as u16, unit as u32, order);
                 return Ok(Extent { id, extents: self.clone() });
             }
         }
@@ -187,7 +187,7 @@ impl Extent {
 
     /// Octets, a power of two of at least 4,096.
     pub fn bytes(&self) -> u64 {
-        EXTENT_UNIT_BYTES << self.id.order
+        EXTENT_UNIT_BYTES << self.id.order()
     }
 }
 
@@ -196,8 +196,8 @@ impl Drop for Extent {
         let bytes = self.bytes();
         let extents = &self.extents;
         let mut guard = extents.drives.lock().expect("no panic under this lock");
-        let drive = &mut guard.0[usize::from(self.id.drive)];
-        drive.files[usize::from(self.id.file)].free(self.id.offset as usize, self.id.order);
+        let drive = &mut guard.0[usize::from(self.id.drive())];
+        drive.files[usize::from(self.id.file())].free(self.id.offset() as usize, self.id.order());
         if drive.failed {
             extents.capacity_bytes.fetch_sub(bytes, Ordering::Relaxed);
         } else {
@@ -224,7 +224,7 @@ mod tests {
         extents.add_file(0, 1 << 20);
         extents.add_file(1, 1 << 20);
         let (one, two) = (extents.allocate(5000).unwrap(), extents.allocate(5000).unwrap());
-        assert_ne!(one.id().drive, two.id().drive);
+        assert_ne!(one.id().drive(), two.id().drive());
         assert_eq!(one.bytes(), 8192);
         assert_eq!(extents.used_bytes(), 16384);
         drop((one, two));
@@ -262,12 +262,12 @@ mod tests {
         extents.add_file(0, 1 << 20);
         extents.add_file(1, 1 << 20);
         let on_first = extents.allocate(4096).unwrap();
-        assert_eq!(on_first.id().drive, 0);
+        assert_eq!(on_first.id().drive(), 0);
         assert!(extents.fail(0));
         assert!(!extents.fail(0));
         assert_eq!(extents.capacity_bytes(), (1 << 20) + 4096);
         for _ in 0..8 {
-            assert_eq!(extents.allocate(4096).unwrap().id().drive, 1);
+            assert_eq!(extents.allocate(4096).unwrap().id().drive(), 1);
         }
         drop(on_first);
         assert_eq!(extents.capacity_bytes(), 1 << 20);

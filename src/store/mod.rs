@@ -15,6 +15,7 @@ pub mod key;
 pub mod object;
 pub mod pool;
 pub mod segment;
+pub mod uring;
 
 use crate::fabric::region::{Block, Region};
 use crate::store::claims::{Claim, Claims, Revoker};
@@ -430,8 +431,8 @@ impl Store {
         done
     }
 
-    /// Makes `old` with the octets of `draft` at one side visible, if `old` is still there; `Exists` otherwise. The two
-    /// share segments.
+    /// Makes `old` with the octets of `draft` at one side visible. The two share segments. If `old` is no longer what its
+    /// key names, and something else is, the draft comes back in `Ok(Err)`.
     ///
     /// # Errors
     /// [`Short`]: not enough space at once; the draft comes back.
@@ -441,18 +442,20 @@ impl Store {
         mut draft: Draft,
         side: Side,
         now: u64,
-    ) -> Result<Committed, (Draft, Short)> {
+    ) -> Result<Result<Committed, Draft>, (Draft, Short)> {
         let len = old.len() + draft.len();
         let class = self.class_of(len);
         let pieces = match self.join(old, draft.pieces(), side, class) {
             Ok(pieces) => pieces,
             Err(short) => return Err((draft, short)),
         };
-        let claim = draft.take_claim();
         let condition = Condition::Version(old.version());
         let done = self.publish(old.key(), pieces, class, len, old.flags(), old.expiry(), condition, now);
-        drop((draft, claim));
-        Ok(done)
+        if done == Committed::Exists {
+            return Ok(Err(draft));
+        }
+        drop(draft.take_claim());
+        Ok(Ok(done))
     }
 
     /// Copies `octets`, read from disk for a value that is read often, back into RAM.
@@ -483,10 +486,10 @@ impl Store {
         }
     }
 
-    /// A segment to write behind, while memory that is free or could be at once is below the watermark. Called by the
-    /// `Store` actor; [`Store::handle_written`] must follow.
-    pub fn next_write(&self) -> Option<WriteJob> {
-        if self.is_short_of_memory() { self.shared.residency.next_dirty() } else { None }
+    /// A segment to write behind, while memory that is free or could be at once is below the watermark, or `wanted` by
+    /// somebody who waits. Called by the `Store` actor; [`Store::handle_written`] must follow.
+    pub fn next_write(&self, wanted: bool) -> Option<WriteJob> {
+        if wanted || self.is_short_of_memory() { self.shared.residency.next_dirty() } else { None }
     }
 
     /// Write-behind of a segment ended with its checksums, or failed.

@@ -15,16 +15,14 @@
 use crate::fabric::region::{BLOCK_BYTES_MAX, Block};
 use crate::store::extents::{EXTENT_UNIT_BYTES, Extent};
 use crate::store::fifo::{Fifo, Place};
-use crate::store::pool::ExtentId;
+use crate::store::pool::{CRC_BLOCK_COUNT, ExtentId};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Largest segment, in octets: one block of the arena, one extent, one disk request.
 pub const SEGMENT_BYTES_MAX: u64 = BLOCK_BYTES_MAX;
-/// Octets under one checksum; the last block of a segment may be shorter.
-pub const CRC_BLOCK_BYTES: u64 = 64 << 10;
-/// CRC32C of each [`CRC_BLOCK_BYTES`] of a segment.
-pub type Crcs = [u32; 4];
+/// CRC32C of each [`CRC_BLOCK_BYTES`](crate::store::pool::CRC_BLOCK_BYTES) of a segment.
+pub type Crcs = [u32; CRC_BLOCK_COUNT];
 
 /// Whether a value may go to disk.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -360,6 +360,7 @@ mod tests {
         (b"set a 0 -1 1\r\nx\r\nget a\r\n", &["set a f0 t-1 l1", X, "get a"]),
         (b"set a 0 2592001 1\r\nx\r\nget a\r\n", &["set a f0 t2592001 l1", X, "get a"]),
         (b"set a 0 2592000 1\r\nx\r\n", &["set a f0 t2592000 l1", X]),
+        (b"set a 0 2592000 1\r\nx\r\nmg a t\r\n", &["set a f0 t2592000 l1", X, "ERROR"]),
         (b"set a 0 99999999999 1\r\nx\r\n", &["set a f0 t99999999999 l1", X]),
         (b"set a 0 0 foo\r\nx\r\n", &[BAD, "ERROR"]),
         (b"set a 0 0 -1\r\nx\r\n", &[BAD, "ERROR"]),
@@ -389,6 +390,11 @@ mod tests {
         (b"replace zz1 0 0 1\r\ny\r\n", &["replace zz1 f0 t0 l1", "body [y]"]),
         (b"append zz2 0 0 1\r\ny\r\n", &["append zz2 f0 t0 l1", "body [y]"]),
         (b"prepend a 8 0 1\r\nz\r\nget a\r\n", &["prepend a f8 t0 l1", "body [z]", "get a"]),
+        (
+            b"set a 7 0 1\r\nx\r\nappend a 9 0 1\r\ny\r\nprepend a 8 0 1\r\nz\r\nget a\r\n",
+            &["set a f7 t0 l1", X, "append a f9 t0 l1", "body [y]", "prepend a f8 t0 l1", "body [z]", "get a"],
+        ),
+        (b"set a 0 0 1\r\nx\r\ncas a 0 0 1 0\r\ny\r\n", &[SET, X, "cas a f0 t0 l1 cas0", "body [y]"]),
         (b"cas zz3 0 0 1 1\r\ny\r\n", &["cas zz3 f0 t0 l1 cas1", "body [y]"]),
         (b"cas a 0 0 1 0 noreply\r\ny\r\n", &["cas a f0 t0 l1 cas0 quiet", "body [y]"]),
         (b"cas a 0 0 1\r\nx\r\n", &[BAD]),
@@ -399,6 +405,18 @@ mod tests {
         (b"incr zz4 1\r\n", &["incr zz4 by 1"]),
         (b"decr a 11\r\n", &["decr a by 11"]),
         (b"incr a 18446744073709551615 noreply\r\n", &["incr a by 18446744073709551615 quiet"]),
+        (b"set a 0 0 20\r\n18446744073709551615\r\nincr a 1\r\nget a\r\n", &["set a f0 t0 l20", "body [18446744073709551615]", "incr a by 1", "get a"]),
+        (b"set a 0 0 20\r\n18446744073709551616\r\nincr a 1\r\n", &["set a f0 t0 l20", "body [18446744073709551616]", "incr a by 1"]),
+        (b"set a 0 0 2\r\n10\r\ndecr a 11\r\nget a\r\n", &["set a f0 t0 l2", "body [10]", "decr a by 11", "get a"]),
+        (b"set a 0 0 3\r\n100\r\ndecr a 1\r\nget a\r\n", &["set a f0 t0 l3", "body [100]", "decr a by 1", "get a"]),
+        (b"set a 0 0 2\r\n99\r\nincr a 1\r\nget a\r\n", &["set a f0 t0 l2", "body [99]", "incr a by 1", "get a"]),
+        (b"set a 0 0 2\r\n-1\r\nincr a 1\r\n", &["set a f0 t0 l2", "body [-1]", "incr a by 1"]),
+        (b"set a 0 0 0\r\n\r\nincr a 1\r\n", &["set a f0 t0 l0", "body []", "incr a by 1"]),
+        (b"set a 0 0 3\r\n007\r\nincr a 1\r\nget a\r\n", &["set a f0 t0 l3", "body [007]", "incr a by 1", "get a"]),
+        (b"set a 0 0 3\r\n 7 \r\nincr a 1\r\n", &["set a f0 t0 l3", "body [ 7 ]", "incr a by 1"]),
+        (b"set a 0 0 21\r\n000000000000000000001\r\nincr a 1\r\n", &["set a f0 t0 l21", "body [000000000000000000001]", "incr a by 1"]),
+        (b"set a 0 0 1\r\nx\r\nincr a 1\r\n", &["set a f0 t0 l1", "body [x]", "incr a by 1"]),
+        (b"set a 0 0 1\r\n1\r\nincr a x\r\n", &["set a f0 t0 l1", "body [1]", DELTA]),
         (b"incr a x\r\n", &[DELTA]),
         (b"incr a -1\r\n", &[DELTA]),
         (b"decr a 18446744073709551616\r\n", &[DELTA]),
@@ -410,6 +428,10 @@ mod tests {
         (b"touch a\r\n", &[BAD]),
         (b"touch a -1\r\n", &["touch a t-1"]),
         (b"touch nokey 0 noreply\r\n", &["touch nokey t0 quiet"]),
+        (b"set a 0 0 1\r\nx\r\ntouch a 0\r\n", &[SET, X, "touch a t0"]),
+        (b"set a 0 0 1\r\nx\r\ntouch a -1\r\nget a\r\n", &[SET, X, "touch a t-1", "get a"]),
+        (b"set a 0 0 1\r\nx\r\ndelete a\r\n", &[SET, X, "delete a"]),
+        (b"set a 0 0 1\r\nx\r\ndelete a 0\r\n", &[SET, X, "delete a"]),
         (b"delete zz7\r\n", &["delete zz7"]),
         (b"delete a 0\r\n", &["delete a"]),
         (b"delete a 1\r\n", &[USAGE]),
@@ -438,6 +460,7 @@ mod tests {
         (b"version\r\n", &["version"]),
         (b"version x\r\n", &["version"]),
         (b"quit\r\n", &["quit", "close Quit"]),
+        (b"quit x\r\n", &["quit", "close Quit"]),
         (b"quit x\r\nversion\r\n", &["quit", "close Quit"]),
         (b"shutdown\r\n", &["ERROR: shutdown not enabled"]),
         (b"shutdown graceful\r\n", &["ERROR: shutdown not enabled"]),
@@ -546,6 +569,7 @@ mod tests {
     #[test]
     fn an_endless_line_is_closed_at_2048_octets_unless_it_is_a_retrieval() {
         assert_eq!(phrases(&[b'x'; 2047], &[]), [""; 0]);
+        assert_eq!(phrases(format!("get {}", "a".repeat(4096)).as_bytes(), &[]), [""; 0]);
         assert_eq!(phrases(&[b'x'; 2049], &[]), ["close LineTooLong"]);
         for verb in ["get ", "gets ", "gat 0 ", "gats 0 "] {
             assert_eq!(phrases(format!("{verb}{}", "a ".repeat(10_000)).as_bytes(), &[]), [""; 0]);

@@ -376,7 +376,8 @@ mod tests {
 
     #[test]
     fn a_refused_storage_line_has_its_body_swallowed_when_its_length_is_readable() {
-        let cases: [(&[u8], Option<&[u8]>, u64); 8] = [
+        type Case = (&'static [u8], Option<&'static [u8]>, u64);
+        let cases: [Case; 8] = [
             (b"set a foo 0 1\r\n", Some(response::BAD_LINE), 3),
             (b"set a foo 0 1 noreply\r\n", None, 3),
             (b"set a foo 0 18446744073709551615\r\n", Some(response::BAD_LINE), u64::MAX),

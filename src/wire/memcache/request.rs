@@ -5,7 +5,8 @@ use memchr::memchr;
 /// Longest key in bytes.
 pub const KEY_BYTES_MAX: usize = 250;
 
-/// One request. Keys are 1..=[`KEY_BYTES_MAX`] octets without space, CR, LF or NUL; all other octets are allowed.
+/// One request. Keys are 1..=[`KEY_BYTES_MAX`] octets without space, CR, LF or NUL; all other octets are
+/// allowed. Times are as in [`StoreHeader::exptime`]. Under `noreply` nothing is answered, whatever happens.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Command<'a> {
     /// `get`, or `gets` with `with_cas`.
@@ -14,9 +15,9 @@ pub enum Command<'a> {
     GetAndTouch { exptime: i64, keys: Keys<'a>, with_cas: bool },
     /// `set`, `add`, `replace`, `append`, `prepend`, `cas`: a body of `len` octets and CR LF follow the line.
     Store(StoreHeader<'a>),
-    /// `incr`, `decr`.
+    /// `incr`, `decr`: what `delta` does is [`Direction::apply`].
     Arithmetic { key: &'a [u8], delta: u64, direction: Direction, noreply: bool },
-    /// `touch`.
+    /// `touch`: the object expires at `exptime`.
     Touch { key: &'a [u8], exptime: i64, noreply: bool },
     /// `delete`.
     Delete { key: &'a [u8], noreply: bool },
@@ -35,7 +36,9 @@ pub enum Command<'a> {
 /// The line before a body: `<verb> <key> <flags> <exptime> <len> [<cas>] [noreply]`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct StoreHeader<'a> {
+    /// What is asked for the body.
     pub verb: StoreVerb,
+    /// 1..=[`KEY_BYTES_MAX`] octets.
     pub key: &'a [u8],
     /// Opaque to the store.
     pub flags: u32,
@@ -45,6 +48,7 @@ pub struct StoreHeader<'a> {
     pub len: u64,
     /// The version [`StoreVerb::Cas`] wants to replace; zero with other verbs.
     pub cas: u64,
+    /// Nothing is answered, whatever happens.
     pub noreply: bool,
 }
 
@@ -68,7 +72,9 @@ pub enum StoreVerb {
 /// Which way [`Command::Arithmetic`] counts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Direction {
+    /// `incr`.
     Increment,
+    /// `decr`.
     Decrement,
 }
 

@@ -1,0 +1,437 @@
+//! `Connection`: one memcache peer on a TCP or Unix socket.
+//!
+//! The socket is served by one future of the actor: it reads into what the session offers, sends what the session gives,
+//! and passes on what the session asks of the store and the disk. A value that is in RAM crosses no mailbox at all; a
+//! piece that is on disk costs two messages, a wait for space two.
+//!
+//! Its mailbox is used by `do_send` alone: at most one answer for each thing asked (one claim, segment or retry, and as many
+//! reads as it has staging buffers), one revocation for each claim, and the two messages of a shutdown.
+
+use crate::actors::disk_tail::{DiskTail, ReadTail, TailRead};
+use crate::actors::store::{AwaitSpace, Fill, Filled, Reserve, Reserved, SpaceFreed, StoreActor};
+use crate::config::TimersConfig;
+use crate::fabric::staging::{Staging, StagingBuf};
+use crate::metrics::Count;
+use crate::programs::memcache::session::{self, Action, End, Session};
+use crate::store::claims::Revoker;
+use actix::prelude::*;
+use std::future::Future;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as Task, Poll, Waker};
+use std::time::Duration;
+use tokio::net::{TcpStream, UnixStream};
+
+/// The claim was taken back.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Revoked;
+
+/// End as soon as no request is under way.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Drain;
+
+/// End now.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Kill;
+
+/// Octets moved in one turn before others of the lane run.
+const TURN_BYTES: usize = 2 << 20;
+
+/// The peer's stream.
+#[derive(Debug)]
+pub enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Socket {
+    fn poll_read_ready(&self, task: &mut Task<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Tcp(stream) => stream.poll_read_ready(task),
+            Self::Unix(stream) => stream.poll_read_ready(task),
+        }
+    }
+
+    fn poll_write_ready(&self, task: &mut Task<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Tcp(stream) => stream.poll_write_ready(task),
+            Self::Unix(stream) => stream.poll_write_ready(task),
+        }
+    }
+
+    fn try_read(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_read_vectored(buffers),
+            Self::Unix(stream) => stream.try_read_vectored(buffers),
+        }
+    }
+
+    fn try_write(&self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_write_vectored(buffers),
+            Self::Unix(stream) => stream.try_write_vectored(buffers),
+        }
+    }
+}
+
+/// What the connections of a lane share.
+#[derive(Clone)]
+pub struct Lane {
+    pub session: session::Context,
+    pub store: Addr<StoreActor>,
+    pub tail: Addr<DiskTail>,
+    pub staging: Staging,
+    pub timers: TimersConfig,
+}
+
+/// Held by a connection while it counts towards `connections_max`.
+pub type Admission = Box<dyn Send>;
+
+/// The actor. One per peer, on one lane for its life.
+pub struct Connection {
+    session: Session,
+    socket: Socket,
+    lane: Lane,
+    waker: Option<Waker>,
+    /// Waiting for a staging buffer, with others of the lane.
+    staging_wait: Option<Pin<Box<dyn Future<Output = StagingBuf>>>>,
+    staging_buf: Option<StagingBuf>,
+    send_blocked: bool,
+    draining: bool,
+    seen_moved_ms: u64,
+    _admission: Admission,
+}
+
+impl Connection {
+    /// Starts the actor on the lane of this thread.
+    pub fn start_on_lane(socket: Socket, lane: Lane, admission: Admission) -> Addr<Self> {
+        Self::create(|ctx| {
+            let address = ctx.address();
+            let revoker: Revoker = Arc::new(move || address.do_send(Revoked));
+            let session = Session::new(lane.session.clone(), revoker);
+            let connections = &lane.session.metrics.connections;
+            connections.total.add(1);
+            connections.current.add(1);
+            Self {
+                session,
+                socket,
+                lane,
+                waker: None,
+                staging_wait: None,
+                staging_buf: None,
+                send_blocked: false,
+                draining: false,
+                seen_moved_ms: 0,
+                _admission: admission,
+            }
+        })
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn count_message(&self) {
+        self.lane.session.metrics.connections.messages.add(1);
+    }
+
+    /// Asks store and disk for what the session wants.
+    fn act(&mut self, ctx: &mut Context<Self>, task: &mut Task<'_>) {
+        if let Some(wait) = &mut self.staging_wait {
+            let Poll::Ready(buf) = wait.as_mut().poll(task) else { return };
+            self.staging_wait = None;
+            self.staging_buf = Some(buf);
+        }
+        while let Some(action) = self.session.poll_action() {
+            match action {
+                Action::Reserve { len } => {
+                    let address = ctx.address();
+                    let revoker: Revoker = Arc::new(move || address.do_send(Revoked));
+                    self.lane.store.do_send(Reserve { len, revoker, reply: ctx.address().recipient() });
+                }
+                Action::Fill { want } => self.lane.store.do_send(Fill { want, reply: ctx.address().recipient() }),
+                Action::Retry => self.lane.store.do_send(AwaitSpace { reply: ctx.address().recipient() }),
+                Action::Read(read) => {
+                    let Some(into) = self.staging_buf.take().or_else(|| self.lane.staging.try_take()) else {
+                        self.session.handle_read_back(read.ticket);
+                        let mut wait = Box::pin(self.lane.staging.take());
+                        if let Poll::Ready(buf) = wait.as_mut().poll(task) {
+                            self.staging_buf = Some(buf);
+                            continue;
+                        }
+                        self.staging_wait = Some(wait);
+                        return;
+                    };
+                    let (ticket, extent, crcs) = (read.ticket, read.extent, read.crcs);
+                    let (len, reply) = (read.segment.len(), ctx.address().recipient());
+                    self.lane.tail.do_send(ReadTail { extent, len, crcs, into, keep: read.segment, ticket, reply });
+                }
+            }
+            self.count_message();
+        }
+        // A buffer that came too late belongs to the next who waits.
+        self.staging_buf = None;
+    }
+
+    /// Moves what can be moved. `Some` when the connection is over.
+    fn serve(&mut self, ctx: &mut Context<Self>, task: &mut Task<'_>) -> Option<Over> {
+        let mut moved = 0;
+        loop {
+            self.session.process();
+            self.act(ctx, task);
+            let before = moved;
+            match self.send(task) {
+                Ok(sent) => moved += sent,
+                Err(error) => return Some(Over::Socket(error)),
+            }
+            if self.session.wants_input() {
+                match self.receive(task) {
+                    Ok(Some(0)) => {
+                        self.session.handle_eof();
+                        self.session.process();
+                        self.act(ctx, task);
+                        // One more round: what was received before the end is still answered.
+                        moved += 1;
+                    }
+                    Ok(Some(received)) => {
+                        self.session.handle_input(received);
+                        moved += received;
+                    }
+                    Ok(None) => {}
+                    Err(error) => return Some(Over::Socket(error)),
+                }
+            }
+            if let Some(end) = self.session.ended() {
+                return Some(Over::Session(end));
+            }
+            if self.draining && !self.session.is_busy() {
+                return Some(Over::Shutdown);
+            }
+            if moved == before {
+                return None;
+            }
+            if moved >= TURN_BYTES {
+                task.waker().wake_by_ref();
+                return None;
+            }
+        }
+    }
+
+    fn send(&mut self, task: &mut Task<'_>) -> io::Result<usize> {
+        let mut total = 0;
+        self.send_blocked = false;
+        loop {
+            let mut slices = Vec::new();
+            let offered = self.session.gather(&mut slices);
+            if offered == 0 {
+                return Ok(total);
+            }
+            match self.socket.poll_write_ready(task) {
+                Poll::Ready(ready) => ready?,
+                Poll::Pending => break,
+            }
+            match self.socket.try_write(&slices) {
+                Ok(sent) => {
+                    drop(slices);
+                    self.session.handle_sent(sent);
+                    total += sent;
+                    if total >= TURN_BYTES {
+                        return Ok(total);
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.send_blocked = true;
+        // Nobody keeps lane buffers while waiting for a peer that others wait for.
+        if self.lane.staging.available() == 0 && self.staging_wait.is_none() {
+            self.session.give_back();
+        }
+        Ok(total)
+    }
+
+    fn receive(&mut self, task: &mut Task<'_>) -> io::Result<Option<usize>> {
+        loop {
+            match self.socket.poll_read_ready(task) {
+                Poll::Ready(ready) => ready?,
+                Poll::Pending => return Ok(None),
+            }
+            let (first, second) = self.session.targets();
+            let mut buffers = [IoSliceMut::new(first), IoSliceMut::new(second)];
+            let buffers = if buffers[0].is_empty() { &mut buffers[1..] } else { &mut buffers[..] };
+            match self.socket.try_read(buffers) {
+                Ok(count) => return Ok(Some(count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn tick(&mut self, ctx: &mut Context<Self>) {
+        let now_ms = self.lane.session.store.clock().now_ms();
+        let before = |wait: Duration| now_ms.saturating_sub(wait.as_millis() as u64);
+        if self.session.is_stalled(before(self.lane.timers.stall_timeout)) {
+            return self.finish(ctx, Over::Stalled);
+        }
+        let idle = self.lane.timers.idle_timeout;
+        if idle.is_some_and(|wait| self.session.is_idle() && self.session.moved_ms() < before(wait)) {
+            return self.finish(ctx, Over::Idle);
+        }
+        let moved_ms = self.session.moved_ms();
+        if moved_ms == self.seen_moved_ms {
+            self.session.rest();
+        }
+        self.seen_moved_ms = moved_ms;
+        // A sender that was blocked when nobody wanted its buffers may hold them while somebody does now.
+        if self.send_blocked && self.lane.staging.available() == 0 {
+            self.wake();
+        }
+    }
+
+    fn finish(&mut self, ctx: &mut Context<Self>, over: Over) {
+        let closed = &self.lane.session.metrics.connections.closed;
+        let count: &Count = match &over {
+            Over::Session(End::Quit) => &closed.by_quit,
+            Over::Session(End::ByPeer) => &closed.by_peer,
+            Over::Session(End::Protocol) => &closed.protocol,
+            Over::Session(End::FailedRead) => &closed.failed_read,
+            Over::Socket(_) => &closed.socket_error,
+            Over::Stalled => &closed.stalled,
+            Over::Idle => &closed.idle,
+            Over::Shutdown => &closed.shutdown,
+        };
+        count.add(1);
+        tracing::debug!(?over, "connection closed");
+        ctx.stop();
+    }
+}
+
+#[derive(Debug)]
+enum Over {
+    Session(End),
+    Socket(io::Error),
+    Stalled,
+    Idle,
+    Shutdown,
+}
+
+/// Serves the socket for as long as the actor lives.
+struct Serve;
+
+impl ActorFuture<Connection> for Serve {
+    type Output = ();
+
+    fn poll(
+        self: Pin<&mut Self>,
+        actor: &mut Connection,
+        ctx: &mut Context<Connection>,
+        task: &mut Task<'_>,
+    ) -> Poll<()> {
+        if !actor.waker.as_ref().is_some_and(|waker| waker.will_wake(task.waker())) {
+            actor.waker = Some(task.waker().clone());
+        }
+        match actor.serve(ctx, task) {
+            None => Poll::Pending,
+            Some(over) => {
+                actor.finish(ctx, over);
+                Poll::Ready(())
+            }
+        }
+    }
+}
+
+impl Actor for Connection {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.spawn(Serve);
+        let shortest = self
+            .lane
+            .timers
+            .idle_timeout
+            .map_or(self.lane.timers.stall_timeout, |idle| idle.min(self.lane.timers.stall_timeout));
+        ctx.run_interval((shortest / 4).clamp(Duration::from_millis(20), Duration::from_secs(5)), Self::tick);
+    }
+
+    fn stopped(&mut self, _: &mut Self::Context) {
+        self.lane.session.metrics.connections.current.sub(1);
+    }
+}
+
+impl Handler<Reserved> for Connection {
+    type Result = ();
+
+    fn handle(&mut self, reserved: Reserved, _: &mut Self::Context) {
+        self.count_message();
+        self.session.handle_claim(reserved.0);
+        self.wake();
+    }
+}
+
+impl Handler<Filled> for Connection {
+    type Result = ();
+
+    fn handle(&mut self, filled: Filled, _: &mut Self::Context) {
+        self.count_message();
+        self.session.handle_segment(filled.0);
+        self.wake();
+    }
+}
+
+impl Handler<SpaceFreed> for Connection {
+    type Result = ();
+
+    fn handle(&mut self, _: SpaceFreed, _: &mut Self::Context) {
+        self.count_message();
+        self.session.handle_retry();
+        self.wake();
+    }
+}
+
+impl Handler<TailRead> for Connection {
+    type Result = ();
+
+    fn handle(&mut self, read: TailRead, _: &mut Self::Context) {
+        self.count_message();
+        let TailRead { ticket, buf, result } = read;
+        if let Err(error) = &result {
+            tracing::error!(%error, "a segment could not be read");
+        }
+        self.session.handle_read(ticket, result.is_ok().then_some(buf));
+        self.wake();
+    }
+}
+
+impl Handler<Revoked> for Connection {
+    type Result = ();
+
+    fn handle(&mut self, _: Revoked, _: &mut Self::Context) {
+        self.count_message();
+        self.session.handle_revoked();
+        self.wake();
+    }
+}
+
+impl Handler<Drain> for Connection {
+    type Result = ();
+
+    fn handle(&mut self, _: Drain, _: &mut Self::Context) {
+        self.draining = true;
+        self.wake();
+    }
+}
+
+impl Handler<Kill> for Connection {
+    type Result = ();
+
+    fn handle(&mut self, _: Kill, ctx: &mut Self::Context) {
+        self.finish(ctx, Over::Shutdown);
+    }
+}

@@ -1,0 +1,209 @@
+//! `Listener`: one bound address. It admits peers up to `connections_max` and gives each to a lane in turn.
+
+use crate::actors::connection::{Admission, Connection, Drain, Kill, Lane, Socket};
+use crate::metrics::Metrics;
+use crate::wire::memcache::response::TOO_MANY_CONNECTIONS;
+use actix::prelude::*;
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context as Task, Poll, ready};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+
+/// Accepts no more; resolves once the address is free.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Refuse;
+
+/// Pause after the system refused to accept, most likely for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Peers accepted in one turn.
+const ACCEPTS_PER_TURN: usize = 32;
+
+/// Every living connection, so that a shutdown can reach them.
+#[derive(Clone, Default)]
+pub struct Registry {
+    connections: Arc<Mutex<HashMap<u64, Addr<Connection>>>>,
+    next: Arc<AtomicU64>,
+}
+
+impl Registry {
+    /// Asks all to end when their requests are answered.
+    pub fn drain(&self) {
+        self.addresses().into_iter().for_each(|address| address.do_send(Drain));
+    }
+
+    /// Ends all.
+    pub fn kill(&self) {
+        self.addresses().into_iter().for_each(|address| address.do_send(Kill));
+    }
+
+    pub fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    fn addresses(&self) -> Vec<Addr<Connection>> {
+        self.lock().values().cloned().collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Addr<Connection>>> {
+        self.connections.lock().expect("no panic under this lock")
+    }
+}
+
+/// Leaves the registry, and gives the place of the connection back.
+struct Admitted {
+    id: u64,
+    registry: Registry,
+    _permit: tokio::sync::OwnedSemaphorePermit,
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        // The address is dropped after the lock is let go.
+        let gone = self.registry.lock().remove(&self.id);
+        drop(gone);
+    }
+}
+
+/// A bound address.
+pub enum Door {
+    Tcp(TcpListener),
+    Unix(UnixListener, PathBuf),
+}
+
+impl Door {
+    fn poll_accept(&self, task: &mut Task<'_>) -> Poll<io::Result<Accepted>> {
+        Poll::Ready(match self {
+            Self::Tcp(listener) => ready!(listener.poll_accept(task)).and_then(|(stream, peer)| {
+                stream.set_nodelay(true)?;
+                if peer.ip().is_loopback() {
+                    // On loopback there is no path to probe: BBR, where it is the default, costs 8 to 20 %.
+                    let _ = socket2::SockRef::from(&stream).set_tcp_congestion(b"cubic");
+                }
+                stream.into_std().map(Accepted::Tcp)
+            }),
+            Self::Unix(listener, _) => {
+                ready!(listener.poll_accept(task)).and_then(|(stream, _)| stream.into_std().map(Accepted::Unix))
+            }
+        })
+    }
+}
+
+enum Accepted {
+    Tcp(std::net::TcpStream),
+    Unix(std::os::unix::net::UnixStream),
+}
+
+impl Accepted {
+    /// On the thread that will serve it.
+    fn into_socket(self) -> io::Result<Socket> {
+        match self {
+            Self::Tcp(stream) => TcpStream::from_std(stream).map(Socket::Tcp),
+            Self::Unix(stream) => UnixStream::from_std(stream).map(Socket::Unix),
+        }
+    }
+
+    fn refuse(self) {
+        // Best effort, and never waits: the stream does not block, and the line fits any socket buffer.
+        let _ = match self {
+            Self::Tcp(mut stream) => stream.write(TOO_MANY_CONNECTIONS),
+            Self::Unix(mut stream) => stream.write(TOO_MANY_CONNECTIONS),
+        };
+    }
+}
+
+/// The actor. One per bound address.
+pub struct Listener {
+    door: Option<Door>,
+    lanes: Arc<[(ArbiterHandle, Lane)]>,
+    turn: usize,
+    places: Arc<Semaphore>,
+    registry: Registry,
+    metrics: Arc<Metrics>,
+}
+
+impl Listener {
+    pub fn new(
+        door: Door,
+        lanes: Arc<[(ArbiterHandle, Lane)]>,
+        places: Arc<Semaphore>,
+        registry: Registry,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { door: Some(door), lanes, turn: 0, places, registry, metrics }
+    }
+
+    fn admit(&mut self, accepted: Accepted) {
+        let Ok(permit) = self.places.clone().try_acquire_owned() else {
+            self.metrics.connections.rejected.add(1);
+            return accepted.refuse();
+        };
+        let id = self.registry.next.fetch_add(1, Ordering::Relaxed);
+        let registry = self.registry.clone();
+        let admission: Admission = Box::new(Admitted { id, registry: registry.clone(), _permit: permit });
+        let (arbiter, lane) = self.lanes[self.turn % self.lanes.len()].clone();
+        self.turn += 1;
+        arbiter.spawn(async move {
+            match accepted.into_socket() {
+                Ok(socket) => {
+                    // On this thread, so the connection cannot end before it is registered.
+                    let address = Connection::start_on_lane(socket, lane, admission);
+                    registry.lock().insert(id, address);
+                }
+                Err(error) => tracing::warn!(%error, "a connection could not be taken over"),
+            }
+        });
+    }
+}
+
+struct Serve;
+
+impl ActorFuture<Listener> for Serve {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, actor: &mut Listener, ctx: &mut Context<Listener>, task: &mut Task<'_>) -> Poll<()> {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Some(door) = &actor.door else { return Poll::Ready(()) };
+            match ready!(door.poll_accept(task)) {
+                Ok(accepted) => actor.admit(accepted),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    ctx.run_later(ACCEPT_PAUSE, |_, ctx| _ = ctx.spawn(Serve));
+                    return Poll::Ready(());
+                }
+            }
+        }
+        task.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+impl Actor for Listener {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.spawn(Serve);
+    }
+}
+
+impl Handler<Refuse> for Listener {
+    type Result = ();
+
+    fn handle(&mut self, _: Refuse, ctx: &mut Self::Context) {
+        if let Some(Door::Unix(_, path)) = self.door.take() {
+            let _ = std::fs::remove_file(path);
+        }
+        ctx.stop();
+    }
+}

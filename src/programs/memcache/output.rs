@@ -1,0 +1,392 @@
+//! The reply stream of one connection: text and values in the order they were asked for, filled in any order.
+//!
+//! ```text
+//!  front                                                                     back
+//!  | text | VALUE line, pieces of a value, CR LF | text | VALUE line, ... | text |
+//!                        |
+//!                        +- each piece: in RAM, on its way from disk, read from disk, or not asked for yet
+//! ```
+//!
+//! A value is never held whole: only the next few of its pieces are. Tail reads start as soon as a value takes its place,
+//! while its head leaves from RAM, and run ahead over values behind it. A connection has [`TAIL_READS_MAX`] buffers for
+//! them, the last of which only the earliest unfilled piece may take, so reads ahead cannot starve the front.
+
+use crate::fabric::region::Block;
+use crate::fabric::staging::StagingBuf;
+use crate::store::Pinned;
+use crate::store::object::Object;
+use crate::store::pool::ExtentId;
+use crate::store::segment::{Content, Crcs, Segment};
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::sync::Arc;
+
+/// Buffers that one connection may have filled or on their way.
+pub const TAIL_READS_MAX: usize = 4;
+/// Pieces of one value that are looked up ahead; as many pages of a slow reader's value stay in RAM.
+const WINDOW_PIECES_MAX: usize = 8;
+/// Slices that one gather takes: the kernel's limit is 1,024, and a megabyte needs four.
+const SLICES_MAX: usize = 128;
+/// Text beyond this stops parsing until some has left.
+const TEXT_BYTES_MAX: usize = 64 << 10;
+/// Octets that one gather takes at most: the work of one turn.
+pub const GATHER_BYTES_MAX: usize = 1 << 20;
+
+/// A disk read that the output wants.
+#[derive(Debug)]
+pub struct TailRead {
+    pub ticket: u64,
+    pub segment: Arc<Segment>,
+    pub extent: ExtentId,
+    pub crcs: Crcs,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Ram(Arc<Block>),
+    Staged(StagingBuf),
+    /// Read once and failed: one more try.
+    Reading {
+        ticket: u64,
+        again: bool,
+    },
+    Wanted {
+        again: bool,
+    },
+    Failed,
+}
+
+#[derive(Debug)]
+struct Value {
+    pinned: Pinned,
+    /// Octets of the VALUE line at the front of the text, not yet sent.
+    line: usize,
+    /// Some of it was sent.
+    begun: bool,
+    /// The front piece of `slots`.
+    piece: usize,
+    /// Octets of it that were sent.
+    sent: usize,
+    slots: VecDeque<Slot>,
+    /// Octets of the closing CR LF not yet sent.
+    closing: usize,
+}
+
+#[derive(Debug)]
+enum Place {
+    Text(usize),
+    Value(Box<Value>),
+}
+
+/// What to do about a value whose octets cannot be had.
+#[derive(Debug)]
+pub enum Failure {
+    /// Nothing of it was sent; it left the stream as if it were a miss.
+    Missed(Arc<Object>),
+    /// Its VALUE line was sent: only closing the connection tells the peer.
+    Broken(Arc<Object>),
+}
+
+/// The reply stream.
+#[derive(Debug, Default)]
+pub struct Output {
+    text: Vec<u8>,
+    text_sent: usize,
+    places: VecDeque<Place>,
+    values: usize,
+    /// Buffers filled or on their way.
+    tails: usize,
+    next_ticket: u64,
+}
+
+impl Output {
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Values in the stream, each a pin.
+    pub fn value_count(&self) -> usize {
+        self.values
+    }
+
+    /// So much text waits that no further request should be read.
+    pub fn is_long(&self) -> bool {
+        self.text.len() - self.text_sent >= TEXT_BYTES_MAX
+    }
+
+    /// Adds what `write` appends.
+    pub fn text(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        let before = self.text.len();
+        write(&mut self.text);
+        let added = self.text.len() - before;
+        match self.places.back_mut() {
+            _ if added == 0 => {}
+            Some(Place::Text(len)) => *len += added,
+            _ => self.places.push_back(Place::Text(added)),
+        }
+    }
+
+    /// Adds a value: the VALUE line that `write` appends, its octets, CR LF.
+    pub fn value(&mut self, pinned: Pinned, write: impl FnOnce(&mut Vec<u8>)) {
+        let before = self.text.len();
+        write(&mut self.text);
+        let line = self.text.len() - before;
+        self.values += 1;
+        let value = Value { pinned, line, begun: false, piece: 0, sent: 0, slots: VecDeque::new(), closing: 2 };
+        self.places.push_back(Place::Value(Box::new(value)));
+    }
+
+    /// The next disk read to start, if a buffer is left for it; see [`Output::read_back`] when there is none for it
+    /// after all. Also finds pieces that are in RAM.
+    pub fn poll_read(&mut self) -> Option<TailRead> {
+        let mut earliest = true;
+        for place in &mut self.places {
+            let Place::Value(value) = place else { continue };
+            let pieces = value.pinned.pieces().len();
+            let mut index = 0;
+            while value.piece + index < pieces && index < WINDOW_PIECES_MAX {
+                let segment = &value.pinned.pieces()[value.piece + index].segment;
+                if index == value.slots.len() {
+                    value.slots.push_back(Slot::Wanted { again: false });
+                }
+                if let Slot::Wanted { again } = value.slots[index] {
+                    match segment.content() {
+                        Content::Ram(ram) => value.slots[index] = Slot::Ram(ram),
+                        Content::Lost => value.slots[index] = Slot::Failed,
+                        Content::Disk { extent, crcs } => {
+                            let allowed = if earliest { TAIL_READS_MAX } else { TAIL_READS_MAX - 1 };
+                            if self.tails >= allowed {
+                                return None;
+                            }
+                            let ticket = self.next_ticket;
+                            self.next_ticket += 1;
+                            self.tails += 1;
+                            value.slots[index] = Slot::Reading { ticket, again };
+                            return Some(TailRead { ticket, segment: segment.clone(), extent, crcs });
+                        }
+                    }
+                }
+                if !matches!(value.slots[index], Slot::Ram(_) | Slot::Staged(_)) {
+                    earliest = false;
+                }
+                index += 1;
+            }
+            // Values behind a long one are not looked at before it ends.
+            if value.piece + index < pieces {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// A read that [`Output::poll_read`] gave was not started.
+    pub fn read_back(&mut self, ticket: u64) {
+        self.tails -= 1;
+        if let Some((value, index)) = self.reading(ticket)
+            && let Slot::Reading { again, .. } = value.slots[index]
+        {
+            value.slots[index] = Slot::Wanted { again };
+        }
+    }
+
+    /// A read ended; `None` if it failed, and then it is tried once more. True if the octets have a place.
+    pub fn handle_read(&mut self, ticket: u64, buf: Option<StagingBuf>) -> bool {
+        let Some((value, index)) = self.reading(ticket) else {
+            self.tails -= 1;
+            return false;
+        };
+        let again = matches!(value.slots[index], Slot::Reading { again: true, .. });
+        let staged = buf.is_some();
+        value.slots[index] = match buf {
+            Some(buf) => Slot::Staged(buf),
+            None if again => Slot::Failed,
+            None => Slot::Wanted { again: true },
+        };
+        if !staged {
+            self.tails -= 1;
+        }
+        staged
+    }
+
+    /// The object and segment that a read in flight is for.
+    pub fn target(&self, ticket: u64) -> Option<(&Arc<Object>, &Arc<Segment>)> {
+        self.places.iter().find_map(|place| {
+            let Place::Value(value) = place else { return None };
+            let index = value
+                .slots
+                .iter()
+                .position(|slot| matches!(slot, Slot::Reading { ticket: at, .. } if *at == ticket))?;
+            Some((value.pinned.object(), &value.pinned.pieces()[value.piece + index].segment))
+        })
+    }
+
+    /// Drops buffers that were read and not sent, for others that wait for one; they are read again. Returns how many.
+    pub fn give_back(&mut self) -> usize {
+        let mut count = 0;
+        for place in &mut self.places {
+            let Place::Value(value) = place else { continue };
+            for slot in &mut value.slots {
+                if matches!(slot, Slot::Staged(_)) {
+                    *slot = Slot::Wanted { again: false };
+                    count += 1;
+                }
+            }
+        }
+        self.tails -= count;
+        count
+    }
+
+    /// If the front of the stream cannot be sent because its octets are lost: what became of it.
+    pub fn poll_failure(&mut self) -> Option<Failure> {
+        let Some(Place::Value(value)) = self.places.front() else { return None };
+        if !matches!(value.slots.front(), Some(Slot::Failed)) {
+            return None;
+        }
+        let object = value.pinned.object().clone();
+        if !value.begun {
+            self.text_sent += value.line;
+            let others = value.slots.iter().filter(|slot| matches!(slot, Slot::Staged(_))).count();
+            self.tails -= others;
+            self.values -= 1;
+            self.places.pop_front();
+            self.compact();
+            return Some(Failure::Missed(object));
+        }
+        Some(Failure::Broken(object))
+    }
+
+    /// What can be sent now, from the front, at most [`GATHER_BYTES_MAX`] octets. Returns the octets.
+    pub fn gather<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) -> usize {
+        let (mut total, mut text) = (0, self.text_sent);
+        let mut add = |octets: &'a [u8]| {
+            let octets = &octets[..octets.len().min(GATHER_BYTES_MAX - total)];
+            if !octets.is_empty() {
+                slices.push(IoSlice::new(octets));
+                total += octets.len();
+            }
+            total < GATHER_BYTES_MAX && slices.len() < SLICES_MAX
+        };
+        'places: for place in &self.places {
+            match place {
+                Place::Text(len) => {
+                    if !add(&self.text[text..text + len]) {
+                        break;
+                    }
+                    text += len;
+                }
+                Place::Value(value) => {
+                    // The line waits for the first piece, so that a value that cannot be read is still a miss.
+                    if value.line > 0 && !matches!(value.slots.front(), Some(Slot::Ram(_) | Slot::Staged(_))) {
+                        break;
+                    }
+                    if !add(&self.text[text..text + value.line]) {
+                        break;
+                    }
+                    text += value.line;
+                    let mut skip = value.sent;
+                    for (slot, piece) in value.slots.iter().zip(&value.pinned.pieces()[value.piece..]) {
+                        let octets = match slot {
+                            Slot::Ram(ram) => piece.octets(ram),
+                            Slot::Staged(buf) => {
+                                &buf.as_slice()[piece.start as usize..(piece.start + piece.len) as usize]
+                            }
+                            _ => break 'places,
+                        };
+                        if !add(&octets[skip..]) {
+                            break 'places;
+                        }
+                        skip = 0;
+                    }
+                    if value.piece + value.slots.len() < value.pinned.pieces().len()
+                        || !add(&b"\r\n"[2 - value.closing..])
+                    {
+                        break;
+                    }
+                }
+            }
+        }
+        total
+    }
+
+    /// The first `count` octets of what [`Output::gather`] gave were sent.
+    pub fn handle_sent(&mut self, mut count: usize) {
+        while count > 0 {
+            let Some(place) = self.places.front_mut() else { panic!("more was sent than there is") };
+            match place {
+                Place::Text(len) => {
+                    let sent = count.min(*len);
+                    self.text_sent += sent;
+                    *len -= sent;
+                    count -= sent;
+                    if *len > 0 {
+                        break;
+                    }
+                    self.places.pop_front();
+                }
+                Place::Value(value) => {
+                    value.begun = true;
+                    let sent = count.min(value.line);
+                    self.text_sent += sent;
+                    value.line -= sent;
+                    count -= sent;
+                    while count > 0 && value.piece < value.pinned.pieces().len() {
+                        let len = value.pinned.pieces()[value.piece].len as usize;
+                        let sent = count.min(len - value.sent);
+                        value.sent += sent;
+                        count -= sent;
+                        if value.sent < len {
+                            break;
+                        }
+                        if let Some(Slot::Staged(_)) = value.slots.pop_front() {
+                            self.tails -= 1;
+                        }
+                        value.piece += 1;
+                        value.sent = 0;
+                    }
+                    if value.piece < value.pinned.pieces().len() {
+                        break;
+                    }
+                    let sent = count.min(value.closing);
+                    value.closing -= sent;
+                    count -= sent;
+                    if value.closing > 0 {
+                        break;
+                    }
+                    self.values -= 1;
+                    self.places.pop_front();
+                }
+            }
+        }
+        self.compact();
+    }
+
+    /// Gives memory back while there is nothing to send.
+    pub fn rest(&mut self) {
+        if self.places.is_empty() {
+            self.text = Vec::new();
+            self.text_sent = 0;
+            self.places = VecDeque::new();
+        }
+    }
+
+    fn reading(&mut self, ticket: u64) -> Option<(&mut Value, usize)> {
+        self.places.iter_mut().find_map(|place| {
+            let Place::Value(value) = place else { return None };
+            let index = value
+                .slots
+                .iter()
+                .position(|slot| matches!(slot, Slot::Reading { ticket: at, .. } if *at == ticket))?;
+            Some((&mut **value, index))
+        })
+    }
+
+    fn compact(&mut self) {
+        if self.text_sent == self.text.len() {
+            self.text.clear();
+            self.text_sent = 0;
+        } else if self.text_sent >= TEXT_BYTES_MAX {
+            self.text.drain(..self.text_sent);
+            self.text_sent = 0;
+        }
+    }
+}
