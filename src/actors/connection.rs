@@ -308,7 +308,10 @@ impl Connection {
             Over::Shutdown => &closed.shutdown,
         };
         count.add(1);
-        tracing::debug!(?over, "connection closed");
+        match &over {
+            Over::Socket(error) => tracing::debug!(%error, "connection lost"),
+            over => tracing::debug!(?over, "connection closed"),
+        }
         ctx.stop();
     }
 }

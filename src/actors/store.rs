@@ -152,7 +152,11 @@ impl StoreActor {
     /// Waits for the bell, does what it asks for, waits again.
     fn listen(&self, ctx: &mut Context<Self>) {
         let wake = self.store.wake().clone();
-        let rung = async move { wake.rung().await };
+        let rung = async move {
+            wake.rung().await;
+            // A bell that is rung while it is answered must not keep the lane.
+            tokio::task::yield_now().await;
+        };
         ctx.spawn(rung.into_actor(self).map(|(), actor, ctx| {
             actor.relieve(ctx);
             actor.listen(ctx);
@@ -167,8 +171,9 @@ impl StoreActor {
     }
 
     fn write_behind(&mut self, ctx: &mut Context<Self>) {
+        let wanted = !self.fills.is_empty() || !self.retries.is_empty();
         while self.writes.len() < self.write_depth {
-            let Some(WriteJob { segment, ram, extent }) = self.store.next_write(!self.fills.is_empty()) else { break };
+            let Some(WriteJob { segment, ram, extent }) = self.store.next_write(wanted) else { break };
             let ticket = self.next_ticket;
             self.next_ticket += 1;
             self.writes.insert(ticket, (segment.clone(), usize::from(extent.drive())));
@@ -266,10 +271,12 @@ impl Handler<Fill> for StoreActor {
 impl Handler<AwaitSpace> for StoreActor {
     type Result = ();
 
-    fn handle(&mut self, what: AwaitSpace, _: &mut Self::Context) {
+    fn handle(&mut self, what: AwaitSpace, ctx: &mut Self::Context) {
         // Answered at the next ring or tick, not at once: what was tried just before would fail again.
         self.retries.push(what);
         self.store.wake().want();
+        self.write_behind(ctx);
+        self.grow(ctx);
     }
 }
 

@@ -551,7 +551,6 @@ impl Store {
                 continue;
             }
             if self.has_dirty() {
-                shared.wake.ring();
                 return Err(Short::Memory);
             }
             // Much is free, but in small blocks: a smaller segment loses less than evicting until blocks join.
@@ -572,10 +571,7 @@ impl Store {
                     }
                     return Ok(extent);
                 }
-                Err(NoExtent::Growing) => {
-                    self.shared.wake.ring();
-                    return Err(Short::Growing);
-                }
+                Err(NoExtent::Growing) => return Err(Short::Growing),
                 Err(NoExtent::Full) if self.evict(Class::Large) => {}
                 Err(NoExtent::Full) => return Err(Short::Disk),
             }

@@ -29,8 +29,8 @@ const WINDOW_PIECES_MAX: usize = 8;
 const SLICES_MAX: usize = 128;
 /// Text beyond this stops parsing until some has left.
 const TEXT_BYTES_MAX: usize = 64 << 10;
-/// Octets that one gather takes at most: the work of one turn.
-pub const GATHER_BYTES_MAX: usize = 1 << 20;
+/// Octets that one gather takes at most: a value of 1 MiB with its lines leaves in one call.
+pub const GATHER_BYTES_MAX: usize = (1 << 20) + (64 << 10);
 
 /// A disk read that the output wants.
 #[derive(Debug)]
