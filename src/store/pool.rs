@@ -476,6 +476,15 @@ impl PoolFiles {
         self.files.read().unwrap_or_else(PoisonError::into_inner).get(usize::from(index)).cloned()
     }
 
+    /// Removes the files, whose content no other process can use: the space is free once they are closed. For the end of a
+    /// daemon; the pool itself stays and stays locked.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    pub fn discard(&self) -> Result<(), PoolError> {
+        wipe(&self.dir.dir)
+    }
+
     /// Makes the next file, 1 GiB or what is left of the capacity; `None` when nothing is left. Blocks while the file
     /// system allocates.
     ///
