@@ -272,7 +272,8 @@ fn main() {
     } else {
         Plan { segments: 32, reads_per_round: 32, rounds: 1 }
     };
-    let parent = std::env::var_os("BULKHEAD_BENCH_DIR").map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from);
+    let parent =
+        std::env::var_os("BULKHEAD_BENCH_DIR").map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from);
     let dir = tempfile::tempdir_in(parent).expect("a directory to work in");
     let bytes = u64::from(plan.segments) * SEGMENT_BYTES as u64;
     let pool = PoolDir::open(&dir.path().join("pool"), Some(bytes)).expect("room for the pool");

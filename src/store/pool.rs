@@ -557,7 +557,6 @@ impl PoolFiles {
     }
 }
 
-
 /// One open file of a pool; usable from any thread.
 #[derive(Debug)]
 pub struct PoolFile {
@@ -905,7 +904,8 @@ mod tests {
         let mut files = PoolFiles::new(PoolDir::open(&temp.path().join("pool"), Some(5 * MIB)).unwrap());
         files.file_bytes_max = 2 * MIB;
         assert!(files.file(0).is_none());
-        let grown: Vec<_> = std::iter::from_fn(|| files.grow().unwrap()).map(|grown| (grown.index, grown.bytes)).collect();
+        let grown: Vec<_> =
+            std::iter::from_fn(|| files.grow().unwrap()).map(|grown| (grown.index, grown.bytes)).collect();
         assert_eq!(grown, [(0, 2 * MIB), (1, 2 * MIB), (2, MIB)]);
         assert_eq!((files.file_count(), files.allocated_bytes()), (3, 5 * MIB));
         let last = files.file(2).unwrap();

@@ -81,9 +81,8 @@ impl AlignedBuf {
         assert!(piece_bytes > 0 && piece_bytes.is_multiple_of(ALIGN_BYTES), "a piece is whole pages");
         let piece_count = self.len / piece_bytes;
         let whole = Arc::new(self);
-        let pieces = (0..piece_count)
-            .map(|index| AlignedPiece { whole: Arc::clone(&whole), index, len: piece_bytes })
-            .collect();
+        let pieces =
+            (0..piece_count).map(|index| AlignedPiece { whole: Arc::clone(&whole), index, len: piece_bytes }).collect();
         (Region { whole, piece_bytes, piece_count }, pieces)
     }
 }
