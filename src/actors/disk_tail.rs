@@ -40,16 +40,20 @@ pub type Keep = Arc<dyn Any + Send + Sync>;
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct ReadTail {
+    /// Where the segment lies.
     pub extent: ExtentId,
     /// Octets wanted, at most 256 KiB: the segment's length, or a multiple of 64 KiB below it (part of a block cannot
     /// be checked).
     pub len: u32,
     /// CRC32C of each block, as [`TailWritten`] gave them.
     pub crcs: [u32; CRC_BLOCK_COUNT],
+    /// Comes back in the answer; a buffer of the lane's own pool is the fastest.
     pub into: StagingBuf,
+    /// Let go after the answer.
     pub keep: Keep,
     /// The asker's, repeated in the answer.
     pub ticket: u64,
+    /// Who gets the answer.
     pub reply: Recipient<TailRead>,
 }
 
@@ -57,9 +61,11 @@ pub struct ReadTail {
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct TailRead {
+    /// As in the request.
     pub ticket: u64,
-    /// With `Ok` its first `len` octets are the segment's; otherwise and beyond it holds anything.
+    /// The buffer of the request.
     pub buf: StagingBuf,
+    /// With `Ok` the first `len` octets of `buf` are the segment's; otherwise and beyond it holds anything.
     pub result: Result<(), TailError>,
 }
 
@@ -67,14 +73,17 @@ pub struct TailRead {
 #[derive(Message)]
 #[rtype(result = "()")]
 pub struct WriteTail {
+    /// Where the segment shall lie.
     pub extent: ExtentId,
     /// Octets of the segment, at most 256 KiB.
     pub len: u32,
     /// The segment and what follows it in memory up to the next 4 KiB; must not change until the answer.
     pub from: WriteSource,
+    /// Let go after the answer.
     pub keep: Keep,
     /// The asker's, repeated in the answer.
     pub ticket: u64,
+    /// Who gets the answer.
     pub reply: Recipient<TailWritten>,
 }
 
@@ -82,6 +91,7 @@ pub struct WriteTail {
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct TailWritten {
+    /// As in the request.
     pub ticket: u64,
     /// CRC32C of each 64 KiB of the segment, the last one perhaps shorter; zero for blocks it does not have.
     pub result: Result<[u32; CRC_BLOCK_COUNT], TailError>,
@@ -103,7 +113,10 @@ pub enum TailError {
     Io(Errno),
     /// Block `block` of the segment, from zero, is not what was written.
     #[error("checksum of block {block} does not match")]
-    Checksum { block: usize },
+    Checksum {
+        /// Index of the first bad block.
+        block: usize,
+    },
     /// The actor was stopped first.
     #[error("cancelled")]
     Cancelled,
