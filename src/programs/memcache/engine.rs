@@ -56,13 +56,7 @@ pub enum Stored {
 }
 
 /// Makes the whole body of `command` visible.
-pub fn store(
-    store: &Store,
-    metrics: &Metrics,
-    command: &StoreCommand,
-    draft: Draft,
-    now: u64,
-) -> Stored {
+pub fn store(store: &Store, metrics: &Metrics, command: &StoreCommand, draft: Draft, now: u64) -> Stored {
     let counts = &metrics.memcache;
     let condition = match command.verb {
         StoreVerb::Append => return join(store, command, draft, Side::Back, now),
