@@ -16,6 +16,7 @@ pub mod object;
 pub mod pool;
 pub mod segment;
 pub mod uring;
+pub mod whole;
 
 use crate::fabric::region::{Block, Region};
 use crate::store::claims::{Claim, Claims, Revoker};

@@ -227,28 +227,14 @@ fn general(store: &Store, metrics: &Metrics, facts: &Facts, out: &mut Vec<u8>) {
         ("rejected_connections", connections.rejected.get()),
         ("connection_structures", connections.current.get()),
         ("threads", facts.lanes as u64),
-        ("cmd_get", counts.cmd_get.get()),
-        ("cmd_set", counts.cmd_set.get()),
-        ("cmd_flush", counts.cmd_flush.get()),
-        ("cmd_touch", counts.cmd_touch.get()),
+    ] {
+        stat_line(out, name, value);
+    }
+    for named in counts.list() {
+        stat_line(out, named.name, named.count.get());
+    }
+    for (name, value) in [
         ("cmd_meta", 0),
-        ("get_hits", counts.get_hits.get()),
-        ("get_misses", counts.get_misses.get()),
-        ("get_expired", counts.get_expired.get()),
-        ("get_flushed", counts.get_flushed.get()),
-        ("delete_misses", counts.delete_misses.get()),
-        ("delete_hits", counts.delete_hits.get()),
-        ("incr_misses", counts.incr_misses.get()),
-        ("incr_hits", counts.incr_hits.get()),
-        ("decr_misses", counts.decr_misses.get()),
-        ("decr_hits", counts.decr_hits.get()),
-        ("cas_misses", counts.cas_misses.get()),
-        ("cas_hits", counts.cas_hits.get()),
-        ("cas_badval", counts.cas_badval.get()),
-        ("touch_hits", counts.touch_hits.get()),
-        ("touch_misses", counts.touch_misses.get()),
-        ("store_too_large", counts.store_too_large.get()),
-        ("store_no_memory", counts.store_no_memory.get()),
         ("auth_cmds", 0),
         ("auth_errors", 0),
         ("idle_kicks", connections.closed.idle.get()),
