@@ -338,6 +338,20 @@ impl Config {
         File::default().resolve(&Machine::here()).daemon
     }
 
+    /// A small daemon for tests, examples and measurements: one door at a free port of loopback, no admin port, one
+    /// lane, 16 MiB of RAM for values and a pool of 64 MiB in `pool`, which must not exist or be a pool. Change what is
+    /// not wanted.
+    pub fn small(pool: impl Into<PathBuf>) -> Self {
+        let mut config = Self::of_this_machine();
+        config.lanes = 1;
+        config.listen = ListenConfig { memcache: vec![([127, 0, 0, 1], 0).into()], unix: Vec::new(), admin: None };
+        config.store.memory_bytes = 16 * MIB;
+        config.store.staging_bytes = STAGING_STEP_BYTES * config.store.disk_depth as u64;
+        config.store.index_bytes_max = 16 * MIB;
+        config.store.pools = vec![PoolConfig { dir: pool.into(), bytes: Some(64 * MIB) }];
+        config
+    }
+
     /// Checks ranges and relations; every message shows the numbers that do not fit.
     ///
     /// # Errors
@@ -481,6 +495,14 @@ mod tests {
                 _ => into.push(format!("{prefix}{key}")),
             }
         }
+    }
+
+    #[test]
+    fn the_small_daemon_passes_its_own_checks() {
+        let config = Config::small("/var/tmp/nowhere");
+        config.check().unwrap();
+        assert_eq!((config.lanes, config.listen.memcache[0].port(), config.listen.admin), (1, 0, None));
+        assert_eq!(config.store.pools[0].bytes, Some(64 << 20));
     }
 
     #[test]
