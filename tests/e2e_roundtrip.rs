@@ -91,6 +91,7 @@ fn one_value_of_each_interesting_size_comes_back_over_tcp_and_unix_sockets() {
             client.get("key", pattern, size);
         }
     }
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -112,6 +113,7 @@ fn stream_through(size: u64, pool: &str) {
     let most = daemon.rss_max_bytes();
     assert!(most < 200 * MIB, "{} MiB were resident", most / MIB);
     assert!(most < daemon.memory_sum_bytes(), "{} MiB were resident, more than the sum printed", most / MIB);
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -139,6 +141,7 @@ fn sixteen_clients_at_once_read_what_they_wrote_and_never_a_mixture() {
             });
         }
     });
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -164,6 +167,7 @@ fn sizes_around_every_multiple_of_16_and_64_kib_come_back_pipelined() {
             reader.expect("\r\nEND\r\n");
         }
     });
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -335,6 +339,7 @@ fn every_command_on_values(location: Location) {
     client.ask("flush_all\r\n", "OK\r\n");
     client.get_nothing(&keys[0]);
     client.expect_in_step();
+    daemon.assert_nothing_leaks();
 }
 
 /// A value that is short enough for RAM alone gets room on disk when it grows past a head. Its parts may be blocks of a
@@ -384,6 +389,7 @@ fn values_that_grow_past_the_head_go_to_disk_and_come_back() {
     get_parts(&mut client, "steps", 7, &steps);
     assert!(reads(&daemon)[2] > 0, "nothing was read from disk");
     assert!(!daemon.log().contains("ERROR"), "{}", daemon.log());
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -397,6 +403,7 @@ fn numbers_and_short_values_are_right_in_every_command() {
     client.ask("decr n 1 noreply\r\ngat 0 n\r\n", "VALUE n 5 4\r\n999 \r\nEND\r\n");
     client.ask("incr nothing 1\r\ndecr nothing 1\r\nincr nothing 1 noreply\r\n", "NOT_FOUND\r\nNOT_FOUND\r\n");
     client.expect_in_step();
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -431,6 +438,7 @@ fn sixteen_clients_counting_at_once_lose_no_count() {
     }
     client.expect("\r\nEND\r\n");
     assert_eq!(counts, [100; 16]);
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -519,6 +527,7 @@ fn readers_finish_the_value_they_began_whatever_becomes_of_its_key() {
         reader.expect("\r\nEND\r\n");
         reader.get_nothing(key);
     }
+    daemon.assert_nothing_leaks();
 }
 
 /// Values are evicted while others stream: whoever began to read gets the whole value or, had it gone before, a miss.
@@ -559,6 +568,7 @@ fn eviction_never_takes_a_value_from_its_readers() {
         }
     });
     assert!(daemon.stat("evictions") > 0, "nothing was evicted");
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -611,6 +621,7 @@ fn load_at_full_speed(total: u64, memory: &str, pool: &str) {
     fn length(id: u64, index: u64) -> u64 {
         MIB + u64::from_le_bytes(Pattern(id).octets(index * 8, 8).try_into().expect("8 octets")) % (7 * MIB)
     }
+    daemon.assert_nothing_leaks();
 }
 
 /// A conversation that uses every command and most answers, the same however it is cut.
@@ -676,6 +687,7 @@ fn a_conversation_is_the_same_one_octet_at_a_time_and_at_every_cut() {
             client.expect(&replies);
         }
     }
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -703,6 +715,7 @@ fn a_conversation_is_the_same_for_a_reader_with_tiny_buffers() {
         }
     });
     reader.expect_in_step();
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -742,4 +755,5 @@ fn everything_asked_before_half_a_close_is_answered_and_then_the_end_comes() {
     writer.finish();
     writer.expect_end();
     client.get_nothing("half");
+    daemon.assert_nothing_leaks();
 }
