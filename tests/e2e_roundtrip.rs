@@ -571,6 +571,169 @@ fn eviction_never_takes_a_value_from_its_readers() {
     daemon.assert_nothing_leaks();
 }
 
+/// Pins are bounded so that readers cannot keep the store from its writers. A value longer than the bound is read all the
+/// same, neither put off for ever by others that come and go, nor putting them off while its own reader is slow.
+#[test]
+fn a_value_longer_than_readers_may_pin_is_read_beside_others() {
+    // A reader that is cut for being slow would hide that others wait for it.
+    let daemon = Daemon::builder().pool("256MiB").setting("TIMERS__STALL_TIMEOUT", "10min").start();
+    let mut client = daemon.connect();
+    // A quarter of the pool is 64 MiB.
+    client.set("long", Pattern(1), 100 * MIB);
+    for index in 0..8 {
+        client.set(&format!("short-{index}"), Pattern(10 + index), 8 * MIB);
+    }
+    let done = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for index in 0..8 {
+            let (daemon, done) = (&daemon, &done);
+            scope.spawn(move || {
+                let mut client = Client::tcp_with_buffers(daemon.address(), Some(64 << 10), None);
+                while done.load(Ordering::Relaxed) == 0 {
+                    client.get(&format!("short-{index}"), Pattern(10 + index), 8 * MIB);
+                }
+            });
+        }
+        // Several at once would keep each other from it if the place were not given back.
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                let daemon = &daemon;
+                scope.spawn(move || {
+                    let mut client = daemon.connect();
+                    (0..2).for_each(|_| client.get("long", Pattern(1), 100 * MIB));
+                })
+            })
+            .collect();
+        let failed = readers.into_iter().any(|reader| reader.join().is_err());
+        done.store(1, Ordering::Relaxed);
+        assert!(!failed, "the long value was not read");
+    });
+    let mut slow = Client::tcp_with_buffers(daemon.address(), Some(4096), None);
+    slow.send("get long\r\n");
+    slow.expect(format!("VALUE long 0 {}\r\n", 100 * MIB));
+    for index in 0..8 {
+        client.get(&format!("short-{index}"), Pattern(10 + index), 8 * MIB);
+    }
+    drop(slow);
+    daemon.assert_nothing_leaks();
+}
+
+/// Values are cut into segments of 256 KiB and smaller blocks at their end, and disks take whole pages.
+#[test]
+fn sizes_around_every_cut_come_back_from_disk() {
+    let daemon = serve(&["--head", "64KiB"]);
+    let mut client = daemon.connect();
+    let mut sizes: Vec<u64> = Vec::new();
+    for whole in [64 * KIB, 128 * KIB, 256 * KIB, 320 * KIB, 512 * KIB, 576 * KIB, MIB] {
+        for rest in [0, 1, 63, 64, 65, 511, 513, 4095, 4096, 4097, 16_383, 16_385, 40_000, 65_535, 65_537, 130_000] {
+            sizes.extend([whole + rest, whole - rest.min(whole - 1)]);
+        }
+    }
+    for (index, &size) in sizes.iter().enumerate() {
+        client.set(&format!("{index}"), Pattern(index as u64), size);
+    }
+    for index in 0..1200 {
+        client.set(&format!("filler-{index}"), Pattern(index), 64 * KIB + 1);
+    }
+    let before = reads(&daemon);
+    for round in 0..2 {
+        for (index, &size) in sizes.iter().enumerate() {
+            client.get(&format!("{index}"), Pattern(index as u64), size);
+        }
+        let now = reads(&daemon);
+        let large = sizes.iter().filter(|&&size| size > 64 * KIB).count() as u64;
+        assert!(round > 0 || now[1] - before[1] == large, "some values still had their heads in RAM");
+    }
+    daemon.assert_nothing_leaks();
+}
+
+#[test]
+fn one_retrieval_names_hundreds_of_values_wherever_they_lie() {
+    let daemon = serve(&[]);
+    let mut client = daemon.connect();
+    let sizes = [0, 10, 4096, 4097, 70_000, 262_144, 262_145, 700_000, 2_000_000];
+    let values: Vec<(String, u64)> = (0..270).map(|index| (format!("v{index}"), sizes[index % sizes.len()])).collect();
+    for (index, (key, len)) in values.iter().enumerate() {
+        client.set(key, Pattern(index as u64), *len);
+    }
+    let keys: String = values.iter().flat_map(|(key, _)| [" ", key, " nothing"]).collect();
+    let present: Vec<_> = (0..values.len())
+        .filter(|&index| {
+            client.send(format!("get {}\r\n", values[index].0));
+            let line = client.line();
+            if line == "END" {
+                return false;
+            }
+            client.expect_pattern(Pattern(index as u64), 0, values[index].1, "alone");
+            client.expect("\r\nEND\r\n");
+            true
+        })
+        .collect();
+    assert!(present.len() > 200, "{} values are left", present.len());
+    for verb in ["get", "gat 0"] {
+        for receive in [None, Some(4096)] {
+            let mut reader = Client::tcp_with_buffers(daemon.address(), receive, None);
+            reader.send(format!("{verb}{keys}\r\n{verb}{keys}\r\n"));
+            for _ in 0..2 {
+                for &index in &present {
+                    let (key, len) = &values[index];
+                    reader.expect_value(key, 0, Pattern(index as u64), *len);
+                }
+                reader.expect("END\r\n");
+            }
+        }
+    }
+    daemon.assert_nothing_leaks();
+}
+
+/// memcached answers 59,999 of 100,000 and then END, as if the rest were missing.
+#[test]
+fn a_key_that_is_named_a_hundred_thousand_times_is_answered_as_often() {
+    let daemon = serve(&[]);
+    let mut client = daemon.connect();
+    for (key, len) in [("a", 1), ("b", 5000)] {
+        client.set(key, Pattern(1), len);
+        let count = if len == 1 { 100_000 } else { 60_010 };
+        client.send(format!("get{}\r\n", format!(" {key}").repeat(count)));
+        let value =
+            [format!("VALUE {key} 0 {len}\r\n").into_bytes(), Pattern(1).octets(0, len as usize), b"\r\n".to_vec()]
+                .concat();
+        for _ in 0..count {
+            assert!(client.read(value.len()) == value, "one of them is wrong");
+        }
+        client.expect("END\r\n");
+    }
+    daemon.assert_nothing_leaks();
+}
+
+#[test]
+fn a_delayed_flush_takes_what_is_there_when_it_comes_and_nothing_later() {
+    let daemon = serve(&[]);
+    let mut client = daemon.connect();
+    client.set("large", Pattern(1), MIB);
+    client.ask("set a 0 0 1\r\nx\r\nflush_all 2\r\nget a\r\n", "STORED\r\nOK\r\nVALUE a 0 1\r\nx\r\nEND\r\n");
+    client.ask("set b 0 0 1\r\nx\r\n", "STORED\r\n");
+    client.get("large", Pattern(1), MIB);
+    loop {
+        client.send("get b\r\n");
+        if client.line() == "END" {
+            break;
+        }
+        client.expect("x\r\nEND\r\n");
+        thread::sleep(Duration::from_millis(50));
+    }
+    client.get_nothing("large");
+    client.get_nothing("a");
+    client.ask("add a 0 0 1\r\ny\r\n", "STORED\r\n");
+    thread::sleep(Duration::from_millis(300));
+    client.ask("get a\r\n", "VALUE a 0 1\r\ny\r\nEND\r\n");
+    // A later call takes the place of one that has not come yet.
+    client.ask("flush_all 1\r\nflush_all 100\r\n", "OK\r\nOK\r\n");
+    thread::sleep(Duration::from_millis(1500));
+    client.ask("get a\r\n", "VALUE a 0 1\r\ny\r\nEND\r\n");
+    daemon.assert_nothing_leaks();
+}
+
 #[test]
 fn what_was_answered_stored_at_full_speed_is_there_and_right() {
     load_at_full_speed(512 * MIB, "64MiB", "1GiB");
