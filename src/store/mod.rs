@@ -16,9 +16,10 @@ pub mod object;
 pub mod pool;
 pub mod segment;
 pub mod uring;
+pub mod whole;
 
 use crate::fabric::region::{Block, Region};
-use crate::store::claims::{Claim, Claims, Revoker};
+use crate::store::claims::{Claim, Claims, ExtraPin, Revoker};
 use crate::store::draft::{Draft, Want};
 use crate::store::eviction::S3Fifo;
 use crate::store::extents::{Extent, Extents, NoExtent};
@@ -98,6 +99,16 @@ pub enum Committed {
     NotFound,
     /// Another version (`Version`).
     Exists,
+}
+
+/// What became of a commit that joins an object and a draft.
+#[derive(Debug)]
+pub enum Joined {
+    Done(Committed),
+    /// The key names another object by now; the draft can be joined with that.
+    Changed(Draft),
+    /// Not enough space at once; the draft can be joined later.
+    Short(Draft),
 }
 
 /// Why a segment could not be had now.
@@ -199,6 +210,9 @@ struct Shared {
     index_bytes: AtomicU64,
     value_bytes: AtomicU64,
     pins: AtomicU64,
+    extra_pins: [ExtraPin; 2],
+    /// Octets read from disk so far: the clock that tells how long ago a segment was read.
+    cold_bytes: AtomicU64,
     counters: Counters,
 }
 
@@ -208,6 +222,8 @@ pub struct Store {
     shared: Arc<Shared>,
 }
 
+/// The place beyond the bound is for objects longer than this part of the bound: short ones get in as others leave.
+const EXTRA_PIN_DIVISOR: u64 = 4;
 /// Pieces smaller than this are joined when a value grows, so that many small appends do not make many small pieces.
 const JOINED_BYTES_MAX: u64 = 64 << 10;
 
@@ -233,6 +249,8 @@ impl Store {
             index_bytes: AtomicU64::new(0),
             value_bytes: AtomicU64::new(0),
             pins: AtomicU64::new(0),
+            extra_pins: Default::default(),
+            cold_bytes: AtomicU64::new(0),
             counters: Counters::default(),
             sizes,
         };
@@ -440,47 +458,36 @@ impl Store {
         done
     }
 
-    /// Makes `old` with the octets of `draft` at one side visible. The two share segments. If `old` is no longer what its
-    /// key names, and something else is, the draft comes back in `Ok(Err)`.
-    ///
-    /// # Errors
-    /// [`Short`]: not enough space at once; the draft comes back.
-    pub fn commit_joined(
-        &self,
-        old: &Object,
-        mut draft: Draft,
-        side: Side,
-        now: u64,
-    ) -> Result<Result<Committed, Draft>, (Draft, Short)> {
+    /// Makes `old` with the octets of `draft` at one side visible. The two share segments.
+    pub fn commit_joined(&self, old: &Object, draft: Draft, side: Side, now: u64) -> Joined {
         let len = old.len() + draft.len();
         let class = self.class_of(len);
-        let pieces = match self.join(old, draft.pieces(), side, class) {
-            Ok(pieces) => pieces,
-            Err(short) => return Err((draft, short)),
-        };
+        let Ok(pieces) = self.join(old, draft.pieces(), side, class) else { return Joined::Short(draft) };
         let condition = Condition::Version(old.version());
-        let done = self.publish(old.key(), pieces, class, len, old.flags(), old.expiry(), condition, now);
-        if done == Committed::Exists {
-            return Ok(Err(draft));
+        match self.publish(old.key(), pieces, class, len, old.flags(), old.expiry(), condition, now) {
+            Committed::Exists => Joined::Changed(draft),
+            done => Joined::Done(done),
         }
-        drop(draft.take_claim());
-        Ok(Ok(done))
     }
 
-    /// Copies `octets`, read from disk for a value that is read often, back into RAM.
-    pub fn warm(&self, object: &Object, segment: &Arc<Segment>, octets: &[u8]) {
-        if object.uses.load(Ordering::Relaxed) < 2 || segment.is_resident() {
+    /// A segment was read from disk: `octets` go back into RAM if they were read before and less than an arena full was
+    /// read since, that is if they would still be there had they been kept.
+    pub fn warm(&self, segment: &Arc<Segment>, octets: &[u8]) {
+        let shared = &self.shared;
+        let now = shared.cold_bytes.fetch_add(octets.len() as u64, Ordering::Relaxed) + 1;
+        let before = segment.mark_cold_read(now);
+        if before == 0 || now.saturating_sub(before) > shared.region.len() || segment.is_resident() {
             return;
         }
         let bytes = (octets.len() as u64).max(block_bytes_min(Class::Large));
-        let block = self.shared.region.allocate(bytes).or_else(|| {
-            self.shared.residency.drop_clean(bytes);
-            self.shared.region.allocate(bytes)
+        let block = shared.region.allocate(bytes).or_else(|| {
+            shared.residency.drop_clean(bytes);
+            shared.region.allocate(bytes)
         });
         if let Some(mut block) = block {
             block.as_mut_slice()[..octets.len()].copy_from_slice(octets);
             segment.warm(block);
-            Counters::add(&self.shared.counters.warmed, 1);
+            Counters::add(&shared.counters.warmed, 1);
         }
     }
 
@@ -672,14 +679,25 @@ impl Store {
     /// `None` where readers pin as much as they may.
     fn pin(&self, object: &Arc<Object>) -> Option<Pinned> {
         let shared = &self.shared;
-        let capacity = self.capacity_bytes(object.class) as f64;
-        let pinned = shared.claims.pinned_bytes_of(object.class);
-        let bound = (capacity * shared.sizes.pinned_share) as u64;
-        if pinned > 0 && pinned.saturating_add(object.footprint) > bound && object.pins.load(Ordering::SeqCst) == 0 {
-            return None;
-        }
+        let extra = &shared.extra_pins[object.class as usize];
+        let takes_extra = if object.pins.load(Ordering::SeqCst) > 0 {
+            false
+        } else {
+            let bound = (self.capacity_bytes(object.class) as f64 * shared.sizes.pinned_share) as u64;
+            let pinned = shared.claims.pinned_bytes_of(object.class).saturating_sub(extra.bytes());
+            let fits = pinned.saturating_add(object.footprint) <= bound;
+            if !fits
+                && (object.footprint <= bound / EXTRA_PIN_DIVISOR || !extra.take(object.version(), object.footprint))
+            {
+                return None;
+            }
+            !fits
+        };
         if object.pins.fetch_add(1, Ordering::SeqCst) == 0 {
             shared.claims.pin(object.class, object.footprint);
+        } else if takes_extra {
+            // Another reader was faster, and its pin holds within the bound or had the place before.
+            extra.give_back(object.version());
         }
         shared.pins.fetch_add(1, Ordering::Relaxed);
         object.count_use();
@@ -827,7 +845,7 @@ fn refusal(condition: Condition, living: Option<u64>) -> Option<Committed> {
 const SMALLEST_SPLIT_BYTES: u64 = 16 << 10;
 /// The next pool file is made once less than this is free in those there are.
 pub const GROWTH_LOW_BYTES: u64 = 512 << 20;
-const _: () = assert!(SEGMENT_BYTES_MAX % SMALLEST_SPLIT_BYTES == 0);
+const _: () = assert!(SEGMENT_BYTES_MAX.is_multiple_of(SMALLEST_SPLIT_BYTES));
 
 impl Object {
     fn standing(&self) -> MutexGuard<'_, Option<eviction::Standing>> {
@@ -887,6 +905,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         self.store.shared.pins.fetch_sub(1, Ordering::Relaxed);
         if self.object.pins.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.store.shared.extra_pins[self.object.class as usize].give_back(self.object.version());
             self.store.shared.claims.unpin(self.object.class, self.object.footprint);
         }
     }
