@@ -69,9 +69,12 @@ struct Grown {
 const TICK: Duration = Duration::from_millis(100);
 /// Objects looked at for expiry in each tick: a million in under two minutes, for a tenth of a per cent of a core.
 const CRAWL_COUNT: usize = 1000;
-/// A claim granted after a wait keeps this share of `claim_idle` to show that its peer is alive: octets it sent before
-/// are in the socket by now.
-const GRACE_AFTER_WAIT: u64 = 10;
+/// Every so many writers in the queue shorten the patience with an idle claim by as much as the first: peers that stall
+/// in great numbers, one after the other, must not use up `reserve_wait` of those behind them.
+const PATIENCE_QUEUE: u64 = 8;
+/// The least patience is this part of `claim_idle`, and a claim granted after a wait has half of that at least to show
+/// that its peer is alive: octets it sent before are in the socket by now.
+const PATIENCE_DIVISOR_MAX: u64 = 5;
 
 struct Waiter<T> {
     what: T,
@@ -132,7 +135,7 @@ impl StoreActor {
         self.grow(ctx);
         while let Some(waiter) = self.claims.front() {
             let Some(claim) = self.store.try_claim(waiter.what.len, true, &waiter.what.revoker) else { break };
-            let idle_ms = self.claim_idle_ms - self.claim_idle_ms / GRACE_AFTER_WAIT;
+            let idle_ms = self.claim_idle_ms / PATIENCE_DIVISOR_MAX / 2;
             claim.touch(self.store.clock().now_ms().saturating_sub(idle_ms));
             self.answer_claim(Some(claim));
         }
@@ -205,12 +208,18 @@ impl StoreActor {
         }));
     }
 
+    /// How long a claim may be idle while others wait.
+    fn patience_ms(&self) -> u64 {
+        let divisor = 1 + self.claims.len() as u64 / PATIENCE_QUEUE;
+        self.claim_idle_ms / divisor.min(PATIENCE_DIVISOR_MAX)
+    }
+
     fn tick(&mut self, ctx: &mut Context<Self>) {
         let now_ms = self.store.clock().now_ms();
         self.store.handle_time(now_ms);
         self.store.crawl(&mut self.crawl, CRAWL_COUNT);
         if !self.claims.is_empty() || !self.fills.is_empty() {
-            let revoked = self.store.claims().revoke_idle(now_ms, self.claim_idle_ms);
+            let revoked = self.store.claims().revoke_idle(now_ms, self.patience_ms());
             Counters::add(&self.store.counters().claims_revoked, revoked as u64);
         }
         let late_ms = now_ms.saturating_sub(self.reserve_wait_ms);
