@@ -4,7 +4,7 @@
 //! arrival order when write-behind, a finished reader, a dropped claim or a new pool file made room: all of them ring the
 //! store's bell, which this actor listens to.
 
-use crate::actors::disk_tail::{DiskTail, TailWritten, WriteTail};
+use crate::actors::disk_tail::{DiskTail, TailError, TailWritten, WriteTail};
 use crate::config::TimersConfig;
 use crate::fabric::region::Block;
 use crate::store::claims::{Claim, Revoker};
@@ -285,8 +285,11 @@ impl Handler<TailWritten> for StoreActor {
 
     fn handle(&mut self, written: TailWritten, ctx: &mut Self::Context) {
         let Some((segment, drive)) = self.writes.remove(&written.ticket) else { return };
-        if let Err(error) = &written.result {
-            tracing::error!(drive, %error, "write-behind failed");
+        match &written.result {
+            Ok(_) => {}
+            // The daemon ends; that is no fault of the drive.
+            Err(TailError::Cancelled) => return segment.handle_written(None),
+            Err(error) => tracing::error!(drive, %error, "write-behind failed"),
         }
         self.store.handle_written(&segment, drive, written.result.ok());
         self.relieve(ctx);

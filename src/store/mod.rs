@@ -360,18 +360,27 @@ impl Store {
     pub fn flush_all(&self, at_ms: u64) {
         if at_ms <= self.shared.clock.now_ms() {
             self.shared.flush_at_ms.store(u64::MAX, Ordering::Relaxed);
-            self.shared.flushed_version.store(self.shared.versions.load(Ordering::Relaxed), Ordering::Relaxed);
+            self.flush();
         } else {
             self.shared.flush_at_ms.store(at_ms, Ordering::Relaxed);
+            self.shared.wake.ring();
         }
+    }
+
+    fn flush(&self) {
+        // The larger of two flushes at the same time: what is gone must not come back.
+        let versions = self.shared.versions.load(Ordering::Relaxed);
+        self.shared.flushed_version.fetch_max(versions, Ordering::Relaxed);
         self.shared.wake.ring();
     }
 
     /// Does what a clock brings: a flush that is due. Called by the `Store` actor.
     pub fn handle_time(&self, now_ms: u64) {
-        let due = self.shared.flush_at_ms.load(Ordering::Relaxed);
-        if due <= now_ms {
-            self.flush_all(due);
+        let flush_at_ms = &self.shared.flush_at_ms;
+        let due = flush_at_ms.load(Ordering::Relaxed);
+        // A flush that was asked for meanwhile stays asked for.
+        if due <= now_ms && flush_at_ms.compare_exchange(due, u64::MAX, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.flush();
         }
     }
 
@@ -542,10 +551,10 @@ impl Store {
         let shared = &self.shared;
         let mut bytes = bytes;
         loop {
-            if class == Class::Small
-                && shared.residency.ram_only_bytes() + bytes > self.capacity_bytes(class)
-                && !self.evict(class)
-            {
+            if class == Class::Small && shared.residency.ram_only_bytes() + bytes > self.capacity_bytes(class) {
+                if self.evict(class) {
+                    continue;
+                }
                 return Err(Short::Memory);
             }
             if let Some(block) = shared.region.allocate(bytes) {
@@ -580,7 +589,7 @@ impl Store {
                 }
                 Err(NoExtent::Growing) => return Err(Short::Growing),
                 Err(NoExtent::Full) if self.evict(Class::Large) => {}
-                Err(NoExtent::Full) => return Err(Short::Disk),
+                Err(NoExtent::Full | NoExtent::Failed) => return Err(Short::Disk),
             }
         }
     }
