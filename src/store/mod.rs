@@ -762,12 +762,29 @@ impl Store {
         }
         pieces.extend_from_slice(rest);
         if class == Class::Large {
-            for piece in pieces.iter().filter(|piece| piece.segment.is_ram_only()) {
-                let extent = self.take_extent(piece.segment.spill_bytes().max(block_bytes_min(Class::Large)))?;
-                piece.segment.spill(extent);
-            }
+            pieces = self.give_extents(pieces)?;
         }
         Ok(pieces)
+    }
+
+    /// Room on disk for each of `pieces` that has none: pieces of a value that has outgrown its head.
+    fn give_extents(&self, pieces: Vec<Piece>) -> Result<Vec<Piece>, Short> {
+        let mut given = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            if piece.segment.is_ram_only() {
+                let bytes = piece.segment.spill_bytes();
+                if bytes < block_bytes_min(Class::Large)
+                    && let Content::Ram(ram) = piece.segment.content()
+                {
+                    // The disk takes whole aligned units, and what lies behind such a block is another's.
+                    given.extend(self.copy(piece.octets(&ram), Class::Large)?);
+                    continue;
+                }
+                piece.segment.spill(self.take_extent(bytes)?);
+            }
+            given.push(piece);
+        }
+        Ok(given)
     }
 
     /// `octets` in new segments.
