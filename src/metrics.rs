@@ -24,62 +24,85 @@ impl Count {
     }
 }
 
-/// What memcache clients asked for and got; the names are those of `stats`.
-#[derive(Debug, Default)]
-pub struct MemcacheCounts {
-    pub cmd_get: Count,
-    pub cmd_set: Count,
-    pub cmd_flush: Count,
-    pub cmd_touch: Count,
-    pub get_hits: Count,
-    pub get_misses: Count,
-    pub get_expired: Count,
-    pub get_flushed: Count,
-    pub delete_hits: Count,
-    pub delete_misses: Count,
-    pub incr_hits: Count,
-    pub incr_misses: Count,
-    pub decr_hits: Count,
-    pub decr_misses: Count,
-    pub cas_hits: Count,
-    pub cas_misses: Count,
-    pub cas_badval: Count,
-    pub touch_hits: Count,
-    pub touch_misses: Count,
-    pub store_too_large: Count,
-    pub store_no_memory: Count,
-    pub bad_data_chunks: Count,
+/// A struct of counts whose names, in `stats` and on the admin port, are those of its fields and are written once.
+macro_rules! counts {
+    ($(#[doc = $about:literal])+ $name:ident { $($(#[doc = $help:literal])+ $field:ident,)+ }) => {
+        $(#[doc = $about])+
+        #[derive(Debug, Default)]
+        pub struct $name {
+            $($(#[doc = $help])+ pub $field: Count,)+
+        }
+
+        impl $name {
+            /// Every count, in the order of the struct.
+            pub fn list(&self) -> impl Iterator<Item = Named<'_>> {
+                [$(Named { name: stringify!($field), help: concat!($($help),+).trim(), count: &self.$field },)+].into_iter()
+            }
+
+            /// Sets all back to zero.
+            pub fn reset(&self) {
+                self.list().for_each(|named| named.count.reset());
+            }
+        }
+    };
 }
 
-impl MemcacheCounts {
-    /// What `stats reset` sets back.
-    pub fn reset(&self) {
-        for count in [
-            &self.cmd_get,
-            &self.cmd_set,
-            &self.cmd_flush,
-            &self.cmd_touch,
-            &self.get_hits,
-            &self.get_misses,
-            &self.get_expired,
-            &self.get_flushed,
-            &self.delete_hits,
-            &self.delete_misses,
-            &self.incr_hits,
-            &self.incr_misses,
-            &self.decr_hits,
-            &self.decr_misses,
-            &self.cas_hits,
-            &self.cas_misses,
-            &self.cas_badval,
-            &self.touch_hits,
-            &self.touch_misses,
-            &self.store_too_large,
-            &self.store_no_memory,
-            &self.bad_data_chunks,
-        ] {
-            count.reset();
-        }
+/// One count of a list.
+#[derive(Clone, Copy, Debug)]
+pub struct Named<'a> {
+    pub name: &'static str,
+    /// What is counted, in one line.
+    pub help: &'static str,
+    pub count: &'a Count,
+}
+
+counts! {
+    /// What memcache clients asked for and got; the names are those of `stats`.
+    MemcacheCounts {
+        /// Keys asked for by get, gets, gat and gats.
+        cmd_get,
+        /// Storage commands begun, whatever came of them.
+        cmd_set,
+        /// flush_all commands.
+        cmd_flush,
+        /// Keys touched by touch, gat and gats, found or not.
+        cmd_touch,
+        /// Keys asked for and found.
+        get_hits,
+        /// Keys asked for and not found.
+        get_misses,
+        /// Misses of values that had expired.
+        get_expired,
+        /// Misses of values that a flush_all took.
+        get_flushed,
+        /// Deletes that found nothing.
+        delete_misses,
+        /// Deletes that took a value.
+        delete_hits,
+        /// incr commands that found nothing.
+        incr_misses,
+        /// incr commands done.
+        incr_hits,
+        /// decr commands that found nothing.
+        decr_misses,
+        /// decr commands done.
+        decr_hits,
+        /// cas commands that found nothing.
+        cas_misses,
+        /// cas commands done.
+        cas_hits,
+        /// cas commands that found another version.
+        cas_badval,
+        /// Touches done.
+        touch_hits,
+        /// Touches that found nothing.
+        touch_misses,
+        /// Values refused because they are longer than the largest taken.
+        store_too_large,
+        /// Values refused because no space came free in time.
+        store_no_memory,
+        /// Values refused because no line end followed their octets.
+        bad_data_chunks,
     }
 }
 
@@ -121,4 +144,30 @@ pub struct Metrics {
     pub failed_reads: Count,
     /// Disk reads that were given back unsent because others waited for the buffers.
     pub reads_repeated: Count,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_has_every_count_once_with_its_help() {
+        let counts = MemcacheCounts::default();
+        let names: Vec<_> = counts.list().map(|named| named.name).collect();
+        let fields = format!("{counts:?}").matches(": Count(").count();
+        assert_eq!(names.len(), fields);
+        assert!(names.iter().enumerate().all(|(at, name)| !names[..at].contains(name)), "{names:?}");
+        assert!(counts.list().all(|named| named.help.ends_with('.') && !named.help.starts_with(' ')));
+        counts.cas_badval.add(3);
+        let shown: Vec<_> = counts.list().filter(|named| named.count.get() == 3).map(|named| named.name).collect();
+        assert_eq!(shown, ["cas_badval"]);
+    }
+
+    #[test]
+    fn reset_reaches_every_count() {
+        let counts = MemcacheCounts::default();
+        counts.list().for_each(|named| named.count.add(7));
+        counts.reset();
+        assert!(counts.list().all(|named| named.count.get() == 0));
+    }
 }

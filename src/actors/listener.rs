@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context as Task, Poll, ready};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -28,13 +28,20 @@ const ACCEPTS_PER_TURN: usize = 32;
 /// Every living connection, so that a shutdown can reach them.
 #[derive(Clone, Default)]
 pub struct Registry {
-    connections: Arc<Mutex<HashMap<u64, Addr<Connection>>>>,
+    living: Arc<Mutex<Living>>,
     next: Arc<AtomicU64>,
+}
+
+#[derive(Default)]
+struct Living {
+    connections: HashMap<u64, Addr<Connection>>,
+    draining: bool,
 }
 
 impl Registry {
     /// Asks all to end when their requests are answered.
     pub fn drain(&self) {
+        self.lock().draining = true;
         self.addresses().into_iter().for_each(|address| address.do_send(Drain));
     }
 
@@ -44,19 +51,28 @@ impl Registry {
     }
 
     pub fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().connections.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.lock().connections.is_empty()
     }
 
     fn addresses(&self) -> Vec<Addr<Connection>> {
-        self.lock().values().cloned().collect()
+        self.lock().connections.values().cloned().collect()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Addr<Connection>>> {
-        self.connections.lock().expect("no panic under this lock")
+    fn enroll(&self, id: u64, connection: Addr<Connection>) {
+        let mut living = self.lock();
+        if living.draining {
+            // Accepted just before the listener refused: it would miss the message that the others got.
+            connection.do_send(Drain);
+        }
+        living.connections.insert(id, connection);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Living> {
+        self.living.lock().expect("no panic under this lock")
     }
 }
 
@@ -70,12 +86,12 @@ struct Admitted {
 impl Drop for Admitted {
     fn drop(&mut self) {
         // The address is dropped after the lock is let go.
-        let gone = self.registry.lock().remove(&self.id);
+        let gone = self.registry.lock().connections.remove(&self.id);
         drop(gone);
     }
 }
 
-/// A bound address.
+/// A bound address, free again when dropped; the file of a Unix socket goes with it.
 pub enum Door {
     Tcp(TcpListener),
     Unix(UnixListener, PathBuf),
@@ -96,6 +112,14 @@ impl Door {
                 ready!(listener.poll_accept(task)).and_then(|(stream, _)| stream.into_std().map(Accepted::Unix))
             }
         })
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        if let Self::Unix(_, path) = self {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
@@ -158,7 +182,7 @@ impl Listener {
                 Ok(socket) => {
                     // On this thread, so the connection cannot end before it is registered.
                     let address = Connection::start_on_lane(socket, lane, admission);
-                    registry.lock().insert(id, address);
+                    registry.enroll(id, address);
                 }
                 Err(error) => tracing::warn!(%error, "a connection could not be taken over"),
             }
@@ -201,9 +225,7 @@ impl Handler<Refuse> for Listener {
     type Result = ();
 
     fn handle(&mut self, _: Refuse, ctx: &mut Self::Context) {
-        if let Some(Door::Unix(_, path)) = self.door.take() {
-            let _ = std::fs::remove_file(path);
-        }
+        self.door = None;
         ctx.stop();
     }
 }

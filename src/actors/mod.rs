@@ -17,11 +17,13 @@ pub mod admin;
 pub mod connection;
 pub mod disk_tail;
 pub mod listener;
+pub mod local;
 pub mod store;
 
 use crate::actors::connection::Lane;
 use crate::actors::disk_tail::{DiskTail, TailMetrics};
 use crate::actors::listener::{Door, Listener, Refuse, Registry};
+use crate::actors::local::Local;
 use crate::actors::store::StoreActor;
 use crate::config::Config;
 use crate::error::Exit;
@@ -37,6 +39,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::net::{TcpListener, UnixListener};
@@ -122,8 +125,9 @@ pub struct Handle {
     doors: Vec<String>,
     addresses: Vec<SocketAddr>,
     memory_sum: MemorySum,
-    store: Store,
+    local: Local,
     metrics: Arc<Metrics>,
+    draining: Arc<AtomicBool>,
     registry: Registry,
     listeners: Vec<Addr<Listener>>,
     admin: Option<actix_web::dev::ServerHandle>,
@@ -169,12 +173,14 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         reserve_wait_ms: config.timers.reserve_wait.as_millis() as u64,
     };
 
+    let staging_count = (config.store.staging_bytes / STAGING_BUF_BYTES as u64).max(1) as usize;
+    let staging: Result<Vec<Staging>, _> = (0..config.lanes.max(1)).map(|_| Staging::new(staging_count)).collect();
+    let staging = staging.map_err(|source| StartError::Staging { bytes: config.store.staging_bytes, source })?;
+
+    // From the first lane on nothing fails but the admin port, whose socket is bound already.
     let mut arbiters = Vec::new();
     let mut made = Vec::new();
-    for _ in 0..config.lanes.max(1) {
-        let count = (config.store.staging_bytes / STAGING_BUF_BYTES as u64).max(1);
-        let staging = Staging::new(count as usize)
-            .map_err(|source| StartError::Staging { bytes: config.store.staging_bytes, source })?;
+    for staging in staging {
         let arbiter = Arbiter::new();
         let (drives, depth) = (drives.clone(), config.store.disk_depth);
         let (for_tail, tail_metrics) = (staging.clone(), tail_metrics.clone());
@@ -184,7 +190,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         made.push((arbiter.handle(), staging, tail));
         arbiters.push(arbiter);
     }
-    let Some((first, _, tail)) = made.first() else { return Err(StartError::Lane) };
+    let Some((first, lane_staging, tail)) = made.first() else { return Err(StartError::Lane) };
     let actor = StoreActor::new(store.clone(), tail.clone(), drives.clone(), config.store.disk_depth, &config.timers);
     // One wait for each connection, the writes in flight and one growth: only `do_send` reaches it, so this bound is theirs.
     let waits_max = config.limits.connections_max + config.store.disk_depth * drives.len() + 1;
@@ -192,6 +198,8 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         ctx.set_mailbox_capacity(waits_max);
         actor
     });
+    let local =
+        Local { store: store.clone(), actor: store_actor.clone(), tail: tail.clone(), staging: lane_staging.clone() };
     let tails = made.iter().map(|(_, _, tail)| tail.clone()).collect();
     let lanes: Arc<[(ArbiterHandle, Lane)]> = made
         .into_iter()
@@ -201,6 +209,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         })
         .collect();
 
+    let draining = Arc::new(AtomicBool::new(false));
     let places = Arc::new(Semaphore::new(config.limits.connections_max));
     let registry = Registry::default();
     let (mut urls, mut addresses, mut listeners) = (Vec::new(), Vec::new(), Vec::new());
@@ -217,10 +226,11 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         Some((url, socket)) => {
             urls.push(url.clone());
             let views = admin::Views {
-                store: store.clone(),
+                store,
                 metrics: metrics.clone(),
                 tails: tail_metrics,
                 staging: lanes.iter().map(|(_, lane)| lane.staging.clone()).collect(),
+                draining: draining.clone(),
             };
             Some(admin::serve(socket, views).map_err(|source| StartError::Bind { url, source })?)
         }
@@ -229,8 +239,9 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         doors: urls,
         addresses,
         memory_sum: MemorySum::of(&config),
-        store,
+        local,
         metrics,
+        draining,
         registry,
         listeners,
         admin,
@@ -299,7 +310,12 @@ impl Handle {
 
     /// The store behind the doors: an embedding service may use it directly.
     pub fn store(&self) -> &Store {
-        &self.store
+        self.local.store()
+    }
+
+    /// The store with what waits for space and disk: for the actors of an embedding service.
+    pub fn local(&self) -> &Local {
+        &self.local
     }
 
     pub fn metrics(&self) -> &Arc<Metrics> {
@@ -308,6 +324,7 @@ impl Handle {
 
     /// Listeners refuse, transfers in flight finish within `shutdown_grace`, disks come to rest and are emptied, lanes end.
     pub async fn shutdown(self) {
+        self.draining.store(true, Ordering::Relaxed);
         for listener in &self.listeners {
             let _ = listener.send(Refuse).await;
         }

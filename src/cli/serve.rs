@@ -8,6 +8,7 @@ use bulkhead::config::{ByteSize, Flags, LogConfig, LogFormat, PoolConfig, Settin
 use bulkhead::error::Exit;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, ParseError};
 
 use super::{Failure, print};
 use bulkhead::actors::start;
@@ -20,7 +21,8 @@ Examples:
   bulkhead serve --config /etc/bulkhead.toml --print-config
 
 Order: defaults < --config FILE < BULKHEAD_* environment (BULKHEAD_STORE__MEMORY=64MiB) < flags.
-On stdout come one `listening URL` line per door, the memory the daemon may use, then `ready`; events go to stderr.
+On stdout come one `listening URL` line per door, the memory the daemon may use, then `ready`; \
+events go to stderr.
 SIGTERM or SIGINT lets transfers in flight finish; a second one ends the daemon at once.";
 
 /// Run the daemon
@@ -95,7 +97,7 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
 }
 
 fn start_log(log: &LogConfig) -> Result<(), Failure> {
-    let filter = EnvFilter::try_new(&log.level).map_err(|err| Failure::new(Exit::Config, err.to_string()))?;
+    let filter = log_filter(&log.level).map_err(|err| Failure::new(Exit::Config, err.to_string()))?;
     let events = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     match log.format {
         LogFormat::Text => events.with_ansi(false).init(),
@@ -103,6 +105,19 @@ fn start_log(log: &LogConfig) -> Result<(), Failure> {
     }
     Ok(())
 }
+
+/// The admin port's web server tells at `info` how many workers it has and where it listens, which the `listening` lines
+/// say already. It is quiet unless the filter names it.
+fn log_filter(level: &str) -> Result<EnvFilter, ParseError> {
+    let filter = EnvFilter::try_new(level)?;
+    let chatters = filter.max_level_hint().is_none_or(|most| most >= LevelFilter::INFO);
+    if chatters && !level.contains(WEB_SERVER) {
+        return EnvFilter::try_new(format!("{level},{WEB_SERVER}=warn"));
+    }
+    Ok(filter)
+}
+
+const WEB_SERVER: &str = "actix_server";
 
 async fn serve(settings: Settings) -> Result<Exit, Failure> {
     // Caught before the first door opens: a signal right after `ready` must find its handler.
@@ -153,5 +168,20 @@ impl Signals {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_web_server_is_quiet_unless_it_is_named() {
+        let shown = |level| log_filter(level).unwrap().to_string();
+        assert!(shown("info").contains("actix_server=warn"));
+        assert!(shown("bulkhead=debug,info").contains("actix_server=warn"));
+        assert!(!shown("error").contains("actix_server"), "it must not become louder than asked for");
+        assert!(shown("warn,actix_server=debug").contains("actix_server=debug"));
+        assert!(log_filter("bulkhead=loud").is_err());
     }
 }

@@ -208,15 +208,15 @@ impl Output {
         staged
     }
 
-    /// The object and segment that a read in flight is for.
-    pub fn target(&self, ticket: u64) -> Option<(&Arc<Object>, &Arc<Segment>)> {
+    /// The segment that a read in flight is for.
+    pub fn target(&self, ticket: u64) -> Option<&Arc<Segment>> {
         self.places.iter().find_map(|place| {
             let Place::Value(value) = place else { return None };
             let index = value
                 .slots
                 .iter()
                 .position(|slot| matches!(slot, Slot::Reading { ticket: at, .. } if *at == ticket))?;
-            Some((value.pinned.object(), &value.pinned.pieces()[value.piece + index].segment))
+            Some(&value.pinned.pieces()[value.piece + index].segment)
         })
     }
 

@@ -1,0 +1,163 @@
+//! [`Local`]: the store as other actors of the process use it, whole values at a time.
+//!
+//! It goes the way a connection goes: plain calls as long as the octets are in RAM and space is free, messages to
+//! `StoreActor` and `DiskTail` for what has to wait. For values that are not at hand as a whole, or not wanted as one,
+//! use the store's own calls ([`Store::draft`], [`Store::fill`], [`Store::commit`]; [`Store::get`] and the pieces).
+
+use crate::actors::disk_tail::{DiskTail, ReadTail};
+use crate::actors::store::{AwaitSpace, Fill, Reserve, StoreActor};
+use crate::fabric::staging::Staging;
+use crate::store::claims::Revoker;
+use crate::store::segment::Content;
+use crate::store::whole::PutError;
+use crate::store::{Committed, Condition, Lookup, Pinned, Store};
+use actix::prelude::*;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// Why a value was not stored, or not read.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LocalError {
+    #[error(transparent)]
+    Put(#[from] PutError),
+    #[error("no space came free within reserve_wait")]
+    NoSpace,
+    /// The value has left the index: its drive failed, or gave other octets than were written.
+    #[error("the value could not be read from disk")]
+    Lost,
+    #[error("the daemon was shut down")]
+    Stopped,
+}
+
+/// Gets and puts whole values. Cheap to clone; use it from any thread that has an Arbiter.
+#[derive(Clone, Debug)]
+pub struct Local {
+    pub(super) store: Store,
+    pub(super) actor: Addr<StoreActor>,
+    pub(super) tail: Addr<DiskTail>,
+    pub(super) staging: Staging,
+}
+
+impl Local {
+    /// The store itself.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Stores `octets`, replacing what is there, and returns the version. Waits for space like any writer, in arrival
+    /// order. `expiry` is a second of the store's [clock](Store::clock), 0 is never.
+    ///
+    /// # Errors
+    /// [`LocalError::Put`] for a key or value of an impossible length, `NoSpace`, `Stopped`; nothing was changed then.
+    pub async fn put(&self, key: &[u8], octets: &[u8], flags: u32, expiry: u64) -> Result<u64, LocalError> {
+        let len = self.store.check_put(key, octets.len() as u64)?;
+        // Nobody is ever idle here: all octets are at hand.
+        let revoker: Revoker = Arc::new(|| ());
+        let claim = match self.store.try_claim(len, false, &revoker) {
+            Some(claim) => claim,
+            None => {
+                let reserved = ask(|reply| self.actor.do_send(Reserve { len, revoker, reply })).await?;
+                reserved.0.ok_or(LocalError::NoSpace)?
+            }
+        };
+        claim.set_held_up(true);
+        let mut draft = self.store.draft(len, Some(claim));
+        let mut rest = octets;
+        while let Some(want) = draft.want() {
+            let filling = match self.store.fill(want) {
+                Ok(filling) => filling,
+                Err(_) => {
+                    let filled = ask(|reply| self.actor.do_send(Fill { want, reply })).await?;
+                    filled.0.ok_or(LocalError::NoSpace)?
+                }
+            };
+            draft.begin(filling);
+            rest = &rest[draft.put(rest)..];
+        }
+        match self.store.commit(key, draft, flags, expiry, Condition::Any, self.store.clock().now()) {
+            Committed::Stored { version } => Ok(version),
+            refused => unreachable!("a put without a condition was {refused:?}"),
+        }
+    }
+
+    /// A copy of the value; `None` if there is none. Reads from disk what is not in RAM.
+    ///
+    /// # Errors
+    /// [`LocalError::Lost`], `Stopped`.
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, LocalError> {
+        let pinned = loop {
+            match self.store.get(key, self.store.clock().now()) {
+                Lookup::Hit(pinned) => break pinned,
+                Lookup::Miss(_) => return Ok(None),
+                Lookup::Busy => _ = ask(|reply| self.actor.do_send(AwaitSpace { reply })).await?,
+            }
+        };
+        pinned.count_head();
+        self.read(&pinned).await.map(Some)
+    }
+
+    /// A copy of the value of `pinned`. Reads from disk what is not in RAM.
+    ///
+    /// # Errors
+    /// [`LocalError::Lost`], `Stopped`.
+    pub async fn read(&self, pinned: &Pinned) -> Result<Vec<u8>, LocalError> {
+        let mut octets = Vec::with_capacity(usize::try_from(pinned.len()).unwrap_or(0));
+        for piece in pinned.pieces() {
+            match piece.segment.content() {
+                Content::Ram(ram) => octets.extend_from_slice(piece.octets(&ram)),
+                Content::Disk { extent, crcs } => {
+                    let (len, keep) = (piece.segment.len(), piece.segment.clone());
+                    let into = self.staging.take().await;
+                    let read = ask(|reply| {
+                        self.tail.do_send(ReadTail { extent, len, crcs, into, keep, ticket: 0, reply });
+                    });
+                    let read = read.await?;
+                    if let Err(error) = read.result {
+                        tracing::error!(%error, "a segment could not be read");
+                        return Err(self.lose(pinned));
+                    }
+                    let segment = &read.buf.as_slice()[..len as usize];
+                    self.store.warm(&piece.segment, segment);
+                    octets.extend_from_slice(&segment[piece.start as usize..(piece.start + piece.len) as usize]);
+                }
+                Content::Lost => return Err(self.lose(pinned)),
+            }
+        }
+        Ok(octets)
+    }
+
+    fn lose(&self, pinned: &Pinned) -> LocalError {
+        self.store.drop_lost(pinned.object());
+        LocalError::Lost
+    }
+}
+
+/// The one message that answers what `send` sends. An asker that ends first drops the answer and what it carries.
+async fn ask<M>(send: impl FnOnce(Recipient<M>)) -> Result<M, LocalError>
+where
+    M: Message<Result = ()> + Send + Unpin + 'static,
+{
+    let (sender, answer) = oneshot::channel();
+    send(Once(Some(sender)).start().recipient());
+    // Nobody is left to answer once the last address of the waiting actor is gone.
+    answer.await.map_err(|_| LocalError::Stopped)
+}
+
+/// Passes one message on to a future.
+struct Once<M>(Option<oneshot::Sender<M>>);
+
+impl<M: Unpin + 'static> Actor for Once<M> {
+    type Context = Context<Self>;
+}
+
+impl<M: Message<Result = ()> + Unpin + 'static> Handler<M> for Once<M> {
+    type Result = ();
+
+    fn handle(&mut self, message: M, ctx: &mut Self::Context) {
+        if let Some(sender) = self.0.take() {
+            let _ = sender.send(message);
+        }
+        ctx.stop();
+    }
+}
