@@ -80,9 +80,9 @@ head -c 8388608 /dev/urandom >"$large"
 echo "a small value" >"$small"
 
 # Each tool names keys after files.
-copy() { memccp "$servers" "$large" "$small"; }
+copy() { memcflush "$servers" && memccp "$servers" "$large" "$small"; }
 cat_back() { memccat "$servers" --file="$scratch/back" large && cmp "$large" "$scratch/back" && memccat "$servers" small | grep -qx "a small value"; }
-stat_all() { memcstat "$servers" >"$scratch/stats" && grep -q "curr_items: 2" "$scratch/stats" && grep -q "version: 1.6" "$scratch/stats"; }
+stat_all() { memcstat "$servers" >"$scratch/stats" && grep -q "curr_items: [1-9]" "$scratch/stats" && grep -q "version: 1.6" "$scratch/stats"; }
 exist() { memcexist "$servers" large && ! memcexist "$servers" nothing; }
 touch_key() { memctouch "$servers" --expire=1000 large && ! memctouch "$servers" --expire=1000 nothing; }
 remove() { memcrm "$servers" large && ! memcexist "$servers" large && memcexist "$servers" small; }
