@@ -104,7 +104,7 @@ def python_memcached(host, port):
 def pylibmc(host, port):
     import pylibmc
 
-    # Not its `_noreply`: with it libmemcached never comes back from a set of many keys, whatever the server.
+    # Not its `_noreply`: with it libmemcached spins for ever in flush_all, with memcached as well.
     for behaviors in ({}, {"cas": True, "tcp_nodelay": True}):
         client = pylibmc.Client([f"{host}:{port}"], binary=False, behaviors=behaviors)
         client.flush_all()
