@@ -8,24 +8,20 @@
 //! (`"256KiB"`), times carry a unit (`"100ms"`), and relations between values are checked together.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
-use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-
 use crate::error::Exit;
 
+use file::{File, Machine};
 pub use units::{Auto, ByteSize, Switch, TimeSpan};
-use units::{list, text};
 
+mod file;
 mod units;
 
 const KIB: u64 = 1 << 10;
@@ -218,189 +214,6 @@ impl ConfigError {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The file.
-
-/// The file as it is written. Every key has a default; `Auto` ones depend on the machine.
-#[derive(Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(deny_unknown_fields, default)]
-struct File {
-    #[serde(with = "text")]
-    lanes: Auto<usize>,
-    listen: ListenSection,
-    store: StoreSection,
-    limits: LimitsSection,
-    timers: TimersSection,
-    log: LogSection,
-}
-
-#[derive(Debug, Deserialize, PartialEq, Serialize)]
-#[serde(deny_unknown_fields, default)]
-struct ListenSection {
-    #[serde(deserialize_with = "list::deserialize")]
-    memcache: Vec<SocketAddr>,
-    #[serde(deserialize_with = "list::deserialize")]
-    unix: Vec<PathBuf>,
-    #[serde(with = "text")]
-    admin: Switch<SocketAddr>,
-}
-
-#[derive(Debug, Deserialize, PartialEq, Serialize)]
-#[serde(deny_unknown_fields, default)]
-struct StoreSection {
-    #[serde(with = "text")]
-    memory: Auto<ByteSize>,
-    #[serde(with = "text")]
-    head: ByteSize,
-    #[serde(with = "text")]
-    value_max: ByteSize,
-    #[serde(with = "text")]
-    staging: ByteSize,
-    #[serde(with = "text")]
-    index_bytes_max: Auto<ByteSize>,
-    pinned_share: f64,
-    disk_depth: usize,
-    /// Empty: one pool at the default place.
-    #[serde(deserialize_with = "list::deserialize")]
-    pools: Vec<PoolEntry>,
-}
-
-#[derive(Debug, Deserialize, PartialEq, Serialize)]
-#[serde(deny_unknown_fields, default)]
-struct LimitsSection {
-    connections_max: usize,
-    pins_per_connection_max: usize,
-    #[serde(with = "text")]
-    line_bytes_max: ByteSize,
-}
-
-#[derive(Debug, Deserialize, PartialEq, Serialize)]
-#[serde(deny_unknown_fields, default)]
-struct TimersSection {
-    #[serde(with = "text")]
-    stall_timeout: TimeSpan,
-    #[serde(with = "text")]
-    reserve_wait: TimeSpan,
-    #[serde(with = "text")]
-    claim_idle: TimeSpan,
-    #[serde(with = "text")]
-    shutdown_grace: TimeSpan,
-    #[serde(with = "text")]
-    idle_timeout: Switch<TimeSpan>,
-}
-
-#[derive(Debug, Deserialize, PartialEq, Serialize)]
-#[serde(deny_unknown_fields, default)]
-struct LogSection {
-    level: String,
-    #[serde(with = "text")]
-    format: LogFormat,
-}
-
-/// `"DIR[:SIZE]"` or `{ dir = "DIR", size = "SIZE" }`; the table takes any directory name.
-#[derive(Clone, Debug, PartialEq)]
-struct PoolEntry(PoolConfig);
-
-#[derive(Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-struct PoolTable {
-    dir: PathBuf,
-    #[serde(with = "text", default)]
-    size: Auto<ByteSize>,
-}
-
-impl FromStr for PoolEntry {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        text.parse().map(Self)
-    }
-}
-
-impl Serialize for PoolEntry {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let size = self.0.bytes.map_or(Auto::Auto, |bytes| Auto::Set(ByteSize(bytes)));
-        PoolTable { dir: self.0.dir.clone(), size }.serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for PoolEntry {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Entry;
-        impl<'de> de::Visitor<'de> for Entry {
-            type Value = PoolEntry;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("\"DIR[:SIZE]\" or { dir = \"DIR\", size = \"SIZE\" }")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<PoolEntry, E> {
-                text.parse().map_err(E::custom)
-            }
-
-            fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<PoolEntry, A::Error> {
-                let table = PoolTable::deserialize(de::value::MapAccessDeserializer::new(map))?;
-                let bytes = match table.size {
-                    Auto::Auto => None,
-                    Auto::Set(size) => Some(size.0),
-                };
-                Ok(PoolEntry(PoolConfig { dir: table.dir, bytes }))
-            }
-        }
-        from.deserialize_any(Entry)
-    }
-}
-
-impl Default for ListenSection {
-    fn default() -> Self {
-        Self {
-            memcache: vec![SocketAddr::from(([127, 0, 0, 1], 11211))],
-            unix: Vec::new(),
-            admin: Switch::On(SocketAddr::from(([127, 0, 0, 1], 11290))),
-        }
-    }
-}
-
-impl Default for StoreSection {
-    fn default() -> Self {
-        Self {
-            memory: Auto::Auto,
-            head: ByteSize(256 * KIB),
-            value_max: ByteSize(16 * GIB),
-            staging: ByteSize(16 * MIB),
-            index_bytes_max: Auto::Auto,
-            pinned_share: 0.25,
-            disk_depth: 8,
-            pools: Vec::new(),
-        }
-    }
-}
-
-impl Default for LimitsSection {
-    fn default() -> Self {
-        Self { connections_max: 1024, pins_per_connection_max: 64, line_bytes_max: ByteSize(MIB) }
-    }
-}
-
-impl Default for TimersSection {
-    fn default() -> Self {
-        let seconds = |count| TimeSpan(Duration::from_secs(count));
-        Self {
-            stall_timeout: seconds(30),
-            reserve_wait: seconds(10),
-            claim_idle: seconds(1),
-            shutdown_grace: seconds(10),
-            idle_timeout: Switch::Off,
-        }
-    }
-}
-
-impl Default for LogSection {
-    fn default() -> Self {
-        Self { level: "info".to_owned(), format: LogFormat::Text }
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 // Layers.
 
 /// Variables that share our prefix and configure the client, not the daemon.
@@ -440,7 +253,11 @@ impl Settings {
         for (key, value) in flags.layer()? {
             layers = layers.set_override(key, value).map_err(read)?;
         }
-        let file: File = layers.build().and_then(config::Config::try_deserialize).map_err(read)?;
+        // File and flags are known to be of the right form, so what is wrong here came from a variable.
+        let file: File = layers
+            .build()
+            .and_then(config::Config::try_deserialize)
+            .map_err(|err| ConfigError::Read(format!("BULKHEAD_* environment: {err}")))?;
         let settings = file.resolve(&Machine::here());
         settings.check()?;
         Ok(settings)
@@ -509,164 +326,6 @@ impl Flags {
             layer.push(("log.format", format.to_string().into()));
         }
         Ok(layer)
-    }
-}
-
-/// What the defaults are worked out from.
-struct Machine {
-    memory_bytes: u64,
-    cores: usize,
-    default_pool: PathBuf,
-}
-
-impl Machine {
-    fn here() -> Self {
-        let pool = default_pool(std::env::var_os("XDG_CACHE_HOME").as_deref(), std::env::var_os("HOME").as_deref());
-        Self {
-            memory_bytes: memory_bytes(),
-            cores: std::thread::available_parallelism().map_or(1, |cores| cores.get()),
-            default_pool: pool,
-        }
-    }
-}
-
-/// RAM of this machine, or of this control group where that has less, in bytes.
-fn memory_bytes() -> u64 {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).and_then(|rest| {
-        let kib: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        kib.checked_mul(KIB)
-    });
-    let group = fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok());
-    // Without /proc there is nothing to go by; a gibibyte gives the default of a small machine.
-    total.unwrap_or(GIB).min(group.unwrap_or(u64::MAX))
-}
-
-/// `$XDG_CACHE_HOME/bulkhead/pool`, else `$HOME/.cache/bulkhead/pool` if that can be made, else a place of this user's
-/// under /var/tmp. A relative XDG_CACHE_HOME is void, as its specification says.
-fn default_pool(xdg_cache_home: Option<&OsStr>, home: Option<&OsStr>) -> PathBuf {
-    let absolute = |dir: &OsStr| Some(PathBuf::from(dir)).filter(|dir| dir.is_absolute());
-    if let Some(cache) = xdg_cache_home.and_then(absolute) {
-        return cache.join("bulkhead/pool");
-    }
-    if let Some(home) = home.and_then(absolute).filter(|home| home.is_dir()) {
-        let pool = home.join(".cache/bulkhead/pool");
-        let existing = pool.ancestors().find(|dir| dir.exists()).unwrap_or(&home);
-        if dir_is_writable(existing) {
-            return pool;
-        }
-    }
-    PathBuf::from(format!("/var/tmp/bulkhead-{}/pool", user_id()))
-}
-
-/// Whether this user can make files in `dir`, found by making one: without a name where the file system has such files,
-/// so that nothing is left behind even by a crash.
-fn dir_is_writable(dir: &Path) -> bool {
-    let nameless = fs::OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).open(dir);
-    match nameless {
-        Ok(_) => true,
-        Err(err) if err.raw_os_error() == Some(libc::EOPNOTSUPP) || err.kind() == ErrorKind::IsADirectory => {
-            let named = dir.join(format!(".bulkhead-probe-{}", std::process::id()));
-            let made = fs::OpenOptions::new().write(true).create_new(true).open(&named).is_ok();
-            made && fs::remove_file(&named).is_ok()
-        }
-        Err(_) => false,
-    }
-}
-
-/// Effective user id, as a number: a name may be missing in a container.
-fn user_id() -> u32 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    ids.and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
-}
-
-impl File {
-    fn resolve(self, machine: &Machine) -> Settings {
-        let Self { lanes, listen, store, limits, timers, log } = self;
-        let memory_bytes = match store.memory {
-            Auto::Set(size) => size.0,
-            Auto::Auto => {
-                let quarter = (machine.memory_bytes / 4).min(4 * GIB);
-                (quarter - quarter % MEMORY_STEP_BYTES).max(MEMORY_BYTES_MIN)
-            }
-        };
-        let index_bytes_max = match store.index_bytes_max {
-            Auto::Set(size) => size.0,
-            Auto::Auto => 64 * MIB + memory_bytes / 16,
-        };
-        let lanes = match lanes {
-            Auto::Set(lanes) => lanes,
-            Auto::Auto => machine.cores.saturating_sub(1).max(1),
-        };
-        let mut pools: Vec<_> = store.pools.into_iter().map(|entry| entry.0).collect();
-        if pools.is_empty() {
-            pools.push(PoolConfig { dir: machine.default_pool.clone(), bytes: None });
-        }
-        let daemon = Config {
-            listen: ListenConfig { memcache: listen.memcache, unix: listen.unix, admin: listen.admin.into_option() },
-            store: StoreConfig {
-                memory_bytes,
-                head_bytes: store.head.0,
-                value_bytes_max: store.value_max.0,
-                staging_bytes: store.staging.0,
-                index_bytes_max,
-                pinned_share: store.pinned_share,
-                pools,
-                disk_depth: store.disk_depth,
-            },
-            limits: LimitsConfig {
-                connections_max: limits.connections_max,
-                pins_per_connection_max: limits.pins_per_connection_max,
-                line_bytes_max: usize::try_from(limits.line_bytes_max.0).unwrap_or(usize::MAX),
-            },
-            timers: TimersConfig {
-                stall_timeout: timers.stall_timeout.0,
-                reserve_wait: timers.reserve_wait.0,
-                claim_idle: timers.claim_idle.0,
-                shutdown_grace: timers.shutdown_grace.0,
-                idle_timeout: timers.idle_timeout.into_option().map(|span| span.0),
-            },
-            lanes,
-        };
-        Settings { daemon, log: LogConfig { level: log.level, format: log.format } }
-    }
-}
-
-impl From<&Settings> for File {
-    fn from(settings: &Settings) -> Self {
-        let Settings { daemon: Config { listen, store, limits, timers, lanes }, log } = settings;
-        Self {
-            lanes: Auto::Set(*lanes),
-            listen: ListenSection {
-                memcache: listen.memcache.clone(),
-                unix: listen.unix.clone(),
-                admin: listen.admin.into(),
-            },
-            store: StoreSection {
-                memory: Auto::Set(ByteSize(store.memory_bytes)),
-                head: ByteSize(store.head_bytes),
-                value_max: ByteSize(store.value_bytes_max),
-                staging: ByteSize(store.staging_bytes),
-                index_bytes_max: Auto::Set(ByteSize(store.index_bytes_max)),
-                pinned_share: store.pinned_share,
-                disk_depth: store.disk_depth,
-                pools: store.pools.iter().cloned().map(PoolEntry).collect(),
-            },
-            limits: LimitsSection {
-                connections_max: limits.connections_max,
-                pins_per_connection_max: limits.pins_per_connection_max,
-                line_bytes_max: ByteSize(limits.line_bytes_max as u64),
-            },
-            timers: TimersSection {
-                stall_timeout: TimeSpan(timers.stall_timeout),
-                reserve_wait: TimeSpan(timers.reserve_wait),
-                claim_idle: TimeSpan(timers.claim_idle),
-                shutdown_grace: TimeSpan(timers.shutdown_grace),
-                idle_timeout: timers.idle_timeout.map(TimeSpan).into(),
-            },
-            log: LogSection { level: log.level.clone(), format: log.format },
-        }
     }
 }
 
@@ -812,8 +471,6 @@ impl TimersConfig {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     const EXAMPLE: &str = include_str!("../configs/bulkhead.toml");
@@ -1018,40 +675,5 @@ mod tests {
         assert_eq!(pool("/a:b"), Ok(PoolConfig { dir: "/a:b".into(), bytes: None }));
         assert_eq!(pool("/a:1/b"), Ok(PoolConfig { dir: "/a:1/b".into(), bytes: None }));
         assert!(pool("/a:4parsecs").is_err() && pool(":4GiB").is_err() && pool("").is_err());
-    }
-
-    #[test]
-    fn defaults_follow_the_machine() {
-        let machine = |memory_bytes, cores| Machine { memory_bytes, cores, default_pool: "/p".into() };
-        let daemon = |machine| File::default().resolve(&machine).daemon;
-        let large = daemon(machine(1 << 40, 64));
-        assert_eq!((large.store.memory_bytes, large.lanes), (4 * GIB, 63));
-        assert_eq!(large.store.index_bytes_max, 320 * MIB);
-        let odd = daemon(machine(8 * GIB - 12_345, 2));
-        assert_eq!((odd.store.memory_bytes, odd.lanes), (2 * GIB - MIB, 1));
-        let tiny = daemon(machine(16 * MIB, 1));
-        assert_eq!((tiny.store.memory_bytes, tiny.lanes), (8 * MIB, 1));
-        for config in [large, odd, tiny] {
-            config.check().unwrap();
-            assert_eq!(config.store.pools, [PoolConfig { dir: "/p".into(), bytes: None }]);
-        }
-        Config::of_this_machine().check().unwrap();
-    }
-
-    #[test]
-    fn the_default_pool_is_where_this_user_may_write() {
-        let home = tempfile::tempdir().unwrap();
-        let os = |path: &Path| path.as_os_str().to_owned();
-        let elsewhere = PathBuf::from(format!("/var/tmp/bulkhead-{}/pool", user_id()));
-        assert_eq!(default_pool(Some(OsStr::new("/x")), None), PathBuf::from("/x/bulkhead/pool"));
-        assert_eq!(default_pool(None, Some(&os(home.path()))), home.path().join(".cache/bulkhead/pool"));
-        assert_eq!(default_pool(Some(OsStr::new("relative")), None), elsewhere);
-        assert_eq!(default_pool(None, Some(OsStr::new("/nonexistent"))), elsewhere);
-        assert_eq!(default_pool(None, Some(OsStr::new("/proc"))), elsewhere);
-        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0, "looking leaves no trace");
-        if user_id() != 0 {
-            fs::set_permissions(home.path(), fs::Permissions::from_mode(0o500)).unwrap();
-            assert_eq!(default_pool(None, Some(&os(home.path()))), elsewhere);
-        }
     }
 }

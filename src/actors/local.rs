@@ -118,7 +118,7 @@ impl Local {
                         return Err(self.lose(pinned));
                     }
                     let segment = &read.buf.as_slice()[..len as usize];
-                    self.store.warm(pinned, &piece.segment, segment);
+                    self.store.warm(&piece.segment, segment);
                     octets.extend_from_slice(&segment[piece.start as usize..(piece.start + piece.len) as usize]);
                 }
                 Content::Lost => return Err(self.lose(pinned)),

@@ -133,6 +133,7 @@ pub struct Handle {
     registry: Registry,
     listeners: Vec<Addr<Listener>>,
     admin: Option<actix_web::dev::ServerHandle>,
+    drives: Arc<[Arc<PoolFiles>]>,
     tails: Vec<Addr<DiskTail>>,
     arbiters: Vec<Arbiter>,
     shutdown_grace: Duration,
@@ -246,6 +247,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         registry,
         listeners,
         admin,
+        drives,
         tails,
         arbiters,
         shutdown_grace: config.timers.shutdown_grace,
@@ -322,7 +324,7 @@ impl Handle {
         &self.metrics
     }
 
-    /// Listeners refuse, transfers in flight finish within `shutdown_grace`, disks come to rest, lanes end.
+    /// Listeners refuse, transfers in flight finish within `shutdown_grace`, disks come to rest and are emptied, lanes end.
     pub async fn shutdown(self) {
         self.draining.store(true, Ordering::Relaxed);
         for listener in &self.listeners {
@@ -343,6 +345,12 @@ impl Handle {
         }
         for tail in &self.tails {
             let _ = tail.send(disk_tail::Stop).await;
+        }
+        for drive in self.drives.iter() {
+            // They would be wiped at the next start; a cache that is not running should not keep its drive full.
+            if let Err(error) = drive.discard() {
+                tracing::warn!(%error, "pool files are left for the next start to wipe");
+            }
         }
         for arbiter in self.arbiters {
             arbiter.stop();

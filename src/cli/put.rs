@@ -53,6 +53,10 @@ fn parse_ttl(text: &str) -> Result<Duration, String> {
     if ttl.is_zero() { Err("a value that lives for no time cannot be stored".to_owned()) } else { Ok(ttl) }
 }
 
+fn name(file: &Path) -> std::path::Display<'_> {
+    if file == Path::new("-") { Path::new("stdin").display() } else { file.display() }
+}
+
 /// Reads exactly as much as was announced. Whether more follows is found out before the last octets are given away, so
 /// a value that is too long is never stored cut off.
 struct Exactly<R> {
@@ -92,7 +96,7 @@ enum Source {
 
 impl Source {
     fn open(file: &Path, size: Option<ByteSize>) -> Result<Self, Failure> {
-        let unusable = |err: io::Error| Failure::new(Exit::Usage, format!("cannot read {}: {err}", file.display()));
+        let unusable = |err: io::Error| Failure::new(Exit::Usage, format!("cannot read {}: {err}", name(file)));
         let opened = if file == Path::new("-") {
             io::stdin().as_fd().try_clone_to_owned().map(File::from)
         } else {
@@ -117,7 +121,7 @@ impl Source {
         }
         let spooled = spool(&mut opened);
         let (spool, len) = spooled.map_err(|err| {
-            Failure::new(Exit::Refused, format!("cannot spool {} in {}: {err}", file.display(), spool_dir().display()))
+            Failure::new(Exit::Refused, format!("cannot spool {} in {}: {err}", name(file), spool_dir().display()))
         })?;
         Ok(Self::File(spool, len))
     }
@@ -172,7 +176,7 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
     bar.finish_and_clear();
     stored.map_err(|err| match err {
         ClientError::Local { source } => {
-            Failure::new(Exit::Refused, format!("nothing stored: cannot read {}: {source}", args.file.display()))
+            Failure::new(Exit::Refused, format!("nothing stored: cannot read {}: {source}", name(&args.file)))
         }
         err => err.into(),
     })?;

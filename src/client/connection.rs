@@ -49,7 +49,8 @@ pub struct Info {
 
 /// A blocking client of one server: one request at a time, values streamed through one buffer of 256 KiB.
 ///
-/// After an error the connection is dropped, and the next call makes a new one; nothing is repeated by itself.
+/// After an error the connection is dropped, and the next call makes a new one. Nothing is repeated by itself, with one
+/// exception: a read that finds the connection closed while it was idle is asked once more on a new one.
 #[derive(Debug)]
 pub struct Client {
     url: ServerUrl,
@@ -171,8 +172,8 @@ impl Client {
         open: impl FnOnce(&Info) -> io::Result<W>,
     ) -> Result<Option<(Info, W)>, ClientError> {
         let local = |source| ClientError::Local { source };
-        let mut link = self.take_link()?;
-        let Some(info) = link.ask_value(key.as_ref())? else {
+        let (mut link, info) = self.ask_value(key.as_ref())?;
+        let Some(info) = info else {
             self.link = Some(link);
             return Ok(None);
         };
@@ -198,8 +199,8 @@ impl Client {
     /// # Errors
     /// [`ClientError::TooLong`] if it does not fit; [`ClientError::Refused`], and those of the connection.
     pub fn get_into(&mut self, key: impl AsRef<[u8]>, buffer: &mut [u8]) -> Result<Option<Info>, ClientError> {
-        let mut link = self.take_link()?;
-        let Some(info) = link.ask_value(key.as_ref())? else {
+        let (mut link, info) = self.ask_value(key.as_ref())?;
+        let Some(info) = info else {
             self.link = Some(link);
             return Ok(None);
         };
@@ -227,8 +228,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Refused`], and those of the connection.
     pub fn stat(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Info>, ClientError> {
-        let mut link = self.take_link()?;
-        let info = link.ask_value(key.as_ref())?;
+        let (mut link, info) = self.ask_value(key.as_ref())?;
         match info {
             None => self.link = Some(link),
             Some(info) if info.len <= DRAIN_BYTES_MAX => {
@@ -330,6 +330,23 @@ impl Client {
         }
         self.link = Some(link);
         Ok(is_done)
+    }
+
+    /// Asks for a value; the link stands at its first octet.
+    fn ask_value(&mut self, key: &[u8]) -> Result<(Link, Option<Info>), ClientError> {
+        let is_reused = self.link.is_some();
+        let mut link = self.take_link()?;
+        match link.ask_value(key) {
+            // The server's close can be on its way when the connection still looks open. Reading twice does no harm.
+            Err(ClientError::Lost { source, .. })
+                if is_reused && !link.reply_began && source.kind() != ErrorKind::TimedOut =>
+            {
+                link = Link::connect(&self.url, self.options)?;
+                let info = link.ask_value(key)?;
+                Ok((link, info))
+            }
+            info => info.map(|info| (link, info)),
+        }
     }
 
     /// The connection, out of `self`: who ends in step with the server puts it back, every other way drops it.

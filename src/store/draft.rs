@@ -114,10 +114,6 @@ impl Draft {
         &self.pieces
     }
 
-    pub(super) fn take_claim(&mut self) -> Option<Claim> {
-        self.claim.take()
-    }
-
     /// # Panics
     /// If octets are missing.
     pub(super) fn into_parts(self) -> (Class, u64, Vec<Piece>, Option<Claim>) {

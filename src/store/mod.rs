@@ -101,6 +101,16 @@ pub enum Committed {
     Exists,
 }
 
+/// What became of a commit that joins an object and a draft.
+#[derive(Debug)]
+pub enum Joined {
+    Done(Committed),
+    /// The key names another object by now; the draft can be joined with that.
+    Changed(Draft),
+    /// Not enough space at once; the draft can be joined later.
+    Short(Draft),
+}
+
 /// Why a segment could not be had now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Short {
@@ -200,6 +210,8 @@ struct Shared {
     index_bytes: AtomicU64,
     value_bytes: AtomicU64,
     pins: AtomicU64,
+    /// Octets read from disk so far: the clock that tells how long ago a segment was read.
+    cold_bytes: AtomicU64,
     counters: Counters,
 }
 
@@ -234,6 +246,7 @@ impl Store {
             index_bytes: AtomicU64::new(0),
             value_bytes: AtomicU64::new(0),
             pins: AtomicU64::new(0),
+            cold_bytes: AtomicU64::new(0),
             counters: Counters::default(),
             sizes,
         };
@@ -432,47 +445,36 @@ impl Store {
         done
     }
 
-    /// Makes `old` with the octets of `draft` at one side visible. The two share segments. If `old` is no longer what its
-    /// key names, and something else is, the draft comes back in `Ok(Err)`.
-    ///
-    /// # Errors
-    /// [`Short`]: not enough space at once; the draft comes back.
-    pub fn commit_joined(
-        &self,
-        old: &Object,
-        mut draft: Draft,
-        side: Side,
-        now: u64,
-    ) -> Result<Result<Committed, Draft>, (Draft, Short)> {
+    /// Makes `old` with the octets of `draft` at one side visible. The two share segments.
+    pub fn commit_joined(&self, old: &Object, draft: Draft, side: Side, now: u64) -> Joined {
         let len = old.len() + draft.len();
         let class = self.class_of(len);
-        let pieces = match self.join(old, draft.pieces(), side, class) {
-            Ok(pieces) => pieces,
-            Err(short) => return Err((draft, short)),
-        };
+        let Ok(pieces) = self.join(old, draft.pieces(), side, class) else { return Joined::Short(draft) };
         let condition = Condition::Version(old.version());
-        let done = self.publish(old.key(), pieces, class, len, old.flags(), old.expiry(), condition, now);
-        if done == Committed::Exists {
-            return Ok(Err(draft));
+        match self.publish(old.key(), pieces, class, len, old.flags(), old.expiry(), condition, now) {
+            Committed::Exists => Joined::Changed(draft),
+            done => Joined::Done(done),
         }
-        drop(draft.take_claim());
-        Ok(Ok(done))
     }
 
-    /// Copies `octets`, read from disk for a value that is read often, back into RAM.
-    pub fn warm(&self, object: &Object, segment: &Arc<Segment>, octets: &[u8]) {
-        if object.uses.load(Ordering::Relaxed) < 2 || segment.is_resident() {
+    /// A segment was read from disk: `octets` go back into RAM if they were read before and less than an arena full was
+    /// read since, that is if they would still be there had they been kept.
+    pub fn warm(&self, segment: &Arc<Segment>, octets: &[u8]) {
+        let shared = &self.shared;
+        let now = shared.cold_bytes.fetch_add(octets.len() as u64, Ordering::Relaxed) + 1;
+        let before = segment.mark_cold_read(now);
+        if before == 0 || now.saturating_sub(before) > shared.region.len() || segment.is_resident() {
             return;
         }
         let bytes = (octets.len() as u64).max(block_bytes_min(Class::Large));
-        let block = self.shared.region.allocate(bytes).or_else(|| {
-            self.shared.residency.drop_clean(bytes);
-            self.shared.region.allocate(bytes)
+        let block = shared.region.allocate(bytes).or_else(|| {
+            shared.residency.drop_clean(bytes);
+            shared.region.allocate(bytes)
         });
         if let Some(mut block) = block {
             block.as_mut_slice()[..octets.len()].copy_from_slice(octets);
             segment.warm(block);
-            Counters::add(&self.shared.counters.warmed, 1);
+            Counters::add(&shared.counters.warmed, 1);
         }
     }
 
@@ -763,12 +765,29 @@ impl Store {
         }
         pieces.extend_from_slice(rest);
         if class == Class::Large {
-            for piece in pieces.iter().filter(|piece| piece.segment.is_ram_only()) {
-                let extent = self.take_extent(piece.segment.spill_bytes().max(block_bytes_min(Class::Large)))?;
-                piece.segment.spill(extent);
-            }
+            pieces = self.give_extents(pieces)?;
         }
         Ok(pieces)
+    }
+
+    /// Room on disk for each of `pieces` that has none: pieces of a value that has outgrown its head.
+    fn give_extents(&self, pieces: Vec<Piece>) -> Result<Vec<Piece>, Short> {
+        let mut given = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            if piece.segment.is_ram_only() {
+                let bytes = piece.segment.spill_bytes();
+                if bytes < block_bytes_min(Class::Large)
+                    && let Content::Ram(ram) = piece.segment.content()
+                {
+                    // The disk takes whole aligned units, and what lies behind such a block is another's.
+                    given.extend(self.copy(piece.octets(&ram), Class::Large)?);
+                    continue;
+                }
+                piece.segment.spill(self.take_extent(bytes)?);
+            }
+            given.push(piece);
+        }
+        Ok(given)
     }
 
     /// `octets` in new segments.
@@ -802,7 +821,7 @@ fn refusal(condition: Condition, living: Option<u64>) -> Option<Committed> {
 const SMALLEST_SPLIT_BYTES: u64 = 16 << 10;
 /// The next pool file is made once less than this is free in those there are.
 pub const GROWTH_LOW_BYTES: u64 = 512 << 20;
-const _: () = assert!(SEGMENT_BYTES_MAX % SMALLEST_SPLIT_BYTES == 0);
+const _: () = assert!(SEGMENT_BYTES_MAX.is_multiple_of(SMALLEST_SPLIT_BYTES));
 
 impl Object {
     fn standing(&self) -> MutexGuard<'_, Option<eviction::Standing>> {

@@ -55,24 +55,34 @@ const FILE_COUNT_MAX: u32 = 10_000;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PoolError {
+    /// A path to, or through, something that is no directory.
     #[error("{} is not a directory", dir.display())]
     NotADirectory { dir: PathBuf },
+    /// An existing directory nobody has blessed; `init` would.
     #[error("{} is empty but no pool yet: run `bulkhead pool init {}`", dir.display(), dir.display())]
     Empty { dir: PathBuf },
+    /// Somebody else's directory.
     #[error("{} is no pool and holds other files; nothing in it was touched: choose another directory", dir.display())]
     Unmarked { dir: PathBuf },
+    /// A marker that is none of version 1.
     #[error("{} does not mark a pool this version can use: {reason}", marker.display())]
     BadMarker { marker: PathBuf, reason: String },
+    /// Another process has the pool open.
     #[error("{} is in use by another daemon", dir.display())]
     Locked { dir: PathBuf },
+    /// The directory was removed while it was in use.
     #[error("{} has vanished", dir.display())]
     Vanished { dir: PathBuf },
+    /// The file system refuses: permissions, a read-only or broken drive.
     #[error("cannot {action} {}: {source}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
+    /// More was asked for than the drive has free.
     #[error("a pool of {asked_bytes} bytes was asked for in {}, where {free_bytes} bytes are free", dir.display())]
     TooLarge { dir: PathBuf, asked_bytes: u64, free_bytes: u64 },
+    /// Less was asked for than a pool can use.
     #[error("a pool of {asked_bytes} bytes is too small: {UNIT_BYTES} is the least")]
     TooSmall { asked_bytes: u64 },
+    /// No size was given and the drive has too little free.
     #[error("half of the {free_bytes} bytes free in {} is less than {DEFAULT_BYTES_MIN}, the least a pool takes \
              when no size is given", dir.display())]
     NoRoom { dir: PathBuf, free_bytes: u64 },
@@ -474,6 +484,15 @@ impl PoolFiles {
     /// The file with that index, or `None` if it was not made yet.
     pub fn file(&self, index: u16) -> Option<Arc<PoolFile>> {
         self.files.read().unwrap_or_else(PoisonError::into_inner).get(usize::from(index)).cloned()
+    }
+
+    /// Removes the files, whose content no other process can use: the space is free once they are closed. For the end of a
+    /// daemon; the pool itself stays and stays locked.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    pub fn discard(&self) -> Result<(), PoolError> {
+        wipe(&self.dir.dir)
     }
 
     /// Makes the next file, 1 GiB or what is left of the capacity; `None` when nothing is left. Blocks while the file

@@ -115,6 +115,7 @@ impl Filling {
             len: self.len,
             head: self.head,
             touched: AtomicBool::new(false),
+            cold_read: AtomicU64::new(0),
             residency: residency.clone(),
             state: Mutex::new(State { ram: Some(Arc::new(self.block)), disk, extent: self.extent, listed: None }),
         });
@@ -159,6 +160,8 @@ pub struct Segment {
     head: bool,
     /// Read since it last came up for leaving RAM: it gets one more round.
     touched: AtomicBool,
+    /// What [`Segment::mark_cold_read`] was told last.
+    cold_read: AtomicU64,
     residency: Arc<Residency>,
     state: Mutex<State>,
 }
@@ -215,6 +218,11 @@ impl Segment {
             state.disk = Disk::Dirty;
             self.list(&mut state);
         }
+    }
+
+    /// It was read from disk at `now` of a clock that only grows. Returns when it was before, 0 if never.
+    pub fn mark_cold_read(&self, now: u64) -> u64 {
+        self.cold_read.swap(now, Ordering::Relaxed)
     }
 
     /// Puts a copy read from disk back into RAM, unless it is there by now.

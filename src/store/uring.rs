@@ -182,7 +182,7 @@ pub struct TailIo<T: Send + 'static> {
 }
 
 enum Inner<T: Send + 'static> {
-    Ring(Ring<T>),
+    Ring(Box<Ring<T>>),
     Blocking(Blocking<T>),
 }
 
@@ -197,7 +197,7 @@ impl<T: Send + 'static> TailIo<T> {
         let in_flight_max = in_flight_max.clamp(1, 4096);
         if backend != Backend::Blocking {
             match Ring::new(in_flight_max, region, &wake) {
-                Ok(ring) => return Ok(Self { backend: Inner::Ring(ring), wake }),
+                Ok(ring) => return Ok(Self { backend: Inner::Ring(Box::new(ring)), wake }),
                 Err(error) if backend == Backend::Ring => return Err(error),
                 Err(error) => warn!(%error, "no io_uring here: disk I/O goes through blocking threads"),
             }

@@ -145,6 +145,8 @@ async fn drive_polled(mut driver: Driver, stream: Stream, stall_timeout: Duratio
                     _ => {}
                 }
             }
+            // A socket that is always ready would keep the thread from the others.
+            tokio::task::yield_now().await;
         }
     };
     match drive.await {

@@ -4,7 +4,7 @@
 use crate::metrics::Metrics;
 use crate::store::draft::Draft;
 use crate::store::segment::Content;
-use crate::store::{Committed, Condition, Short, Side, Store};
+use crate::store::{Committed, Condition, Joined, Side, Store};
 use crate::wire::memcache::number::{append_padded_number, parse_stored_number};
 use crate::wire::memcache::request::{Direction, StoreHeader, StoreVerb};
 use crate::wire::memcache::response::{self as reply, stat_line};
@@ -46,17 +46,17 @@ impl From<StoreHeader<'_>> for StoreCommand {
     }
 }
 
-/// Makes the whole body of `command` visible, and says what to answer.
-///
-/// # Errors
-/// Joining needs space that is not to be had at once; the draft comes back.
-pub fn store(
-    store: &Store,
-    metrics: &Metrics,
-    command: &StoreCommand,
-    draft: Draft,
-    now: u64,
-) -> Result<&'static [u8], (Draft, Short)> {
+/// What became of a storage command whose body is whole.
+#[derive(Debug)]
+pub enum Stored {
+    /// Answer this.
+    Reply(&'static [u8]),
+    /// Joining needs space that is not to be had at once: try again with this.
+    Later(Draft),
+}
+
+/// Makes the whole body of `command` visible.
+pub fn store(store: &Store, metrics: &Metrics, command: &StoreCommand, draft: Draft, now: u64) -> Stored {
     let counts = &metrics.memcache;
     let condition = match command.verb {
         StoreVerb::Append => return join(store, command, draft, Side::Back, now),
@@ -75,7 +75,7 @@ pub fn store(
             _ => counts.cas_hits.add(1),
         }
     }
-    Ok(match committed {
+    Stored::Reply(match committed {
         Committed::Stored { .. } => reply::STORED,
         Committed::NotStored => reply::NOT_STORED,
         Committed::NotFound => reply::NOT_FOUND,
@@ -83,24 +83,18 @@ pub fn store(
     })
 }
 
-fn join(
-    store: &Store,
-    command: &StoreCommand,
-    mut draft: Draft,
-    side: Side,
-    now: u64,
-) -> Result<&'static [u8], (Draft, Short)> {
+fn join(store: &Store, command: &StoreCommand, mut draft: Draft, side: Side, now: u64) -> Stored {
     loop {
-        let Some(old) = store.peek(&command.key, now) else { return Ok(reply::NOT_STORED) };
+        let Some(old) = store.peek(&command.key, now) else { return Stored::Reply(reply::NOT_STORED) };
         if old.len().saturating_add(command.len) > store.value_bytes_max() {
-            return Ok(reply::TOO_LARGE);
+            return Stored::Reply(reply::TOO_LARGE);
         }
         match store.commit_joined(&old, draft, side, now) {
-            Ok(Ok(Committed::Stored { .. })) => return Ok(reply::STORED),
+            Joined::Done(Committed::Stored { .. }) => return Stored::Reply(reply::STORED),
+            Joined::Done(_) => return Stored::Reply(reply::NOT_STORED),
             // Somebody else was faster: join with what is there now.
-            Ok(Err(back)) => draft = back,
-            Ok(Ok(_)) => return Ok(reply::NOT_STORED),
-            Err(short) => return Err(short),
+            Joined::Changed(back) => draft = back,
+            Joined::Short(back) => return Stored::Later(back),
         }
     }
 }

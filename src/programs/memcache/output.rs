@@ -29,8 +29,8 @@ const WINDOW_PIECES_MAX: usize = 8;
 const SLICES_MAX: usize = 128;
 /// Text beyond this stops parsing until some has left.
 const TEXT_BYTES_MAX: usize = 64 << 10;
-/// Octets that one gather takes at most: the work of one turn.
-pub const GATHER_BYTES_MAX: usize = 1 << 20;
+/// Octets that one gather takes at most: a value of 1 MiB with its lines leaves in one call.
+pub const GATHER_BYTES_MAX: usize = (1 << 20) + (64 << 10);
 
 /// A disk read that the output wants.
 #[derive(Debug)]
@@ -208,15 +208,15 @@ impl Output {
         staged
     }
 
-    /// The object and segment that a read in flight is for.
-    pub fn target(&self, ticket: u64) -> Option<(&Arc<Object>, &Arc<Segment>)> {
+    /// The segment that a read in flight is for.
+    pub fn target(&self, ticket: u64) -> Option<&Arc<Segment>> {
         self.places.iter().find_map(|place| {
             let Place::Value(value) = place else { return None };
             let index = value
                 .slots
                 .iter()
                 .position(|slot| matches!(slot, Slot::Reading { ticket: at, .. } if *at == ticket))?;
-            Some((value.pinned.object(), &value.pinned.pieces()[value.piece + index].segment))
+            Some(&value.pinned.pieces()[value.piece + index].segment)
         })
     }
 

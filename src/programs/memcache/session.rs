@@ -17,7 +17,7 @@
 
 use crate::fabric::staging::StagingBuf;
 use crate::metrics::Metrics;
-use crate::programs::memcache::engine::{self, Facts, StoreCommand};
+use crate::programs::memcache::engine::{self, Facts, StoreCommand, Stored};
 use crate::programs::memcache::output::{Failure, Output, TailRead};
 use crate::store::claims::{Claim, Revoker};
 use crate::store::draft::{Draft, Want};
@@ -300,8 +300,8 @@ impl Session {
         if buf.is_none() {
             self.context.metrics.failed_reads.add(1);
         }
-        if let (Some(buf), Some((object, segment))) = (&buf, self.output.target(ticket)) {
-            self.context.store.warm(object, segment, &buf.as_slice()[..segment.len() as usize]);
+        if let (Some(buf), Some(segment)) = (&buf, self.output.target(ticket)) {
+            self.context.store.warm(segment, &buf.as_slice()[..segment.len() as usize]);
         }
         self.output.handle_read(ticket, buf);
     }
@@ -626,13 +626,13 @@ impl Session {
         let Some(draft) = storing.draft.take() else { return };
         let Context { store, metrics, .. } = &self.context;
         match engine::store(store, metrics, &storing.command, draft, store.clock().now()) {
-            Ok(line) => {
+            Stored::Reply(line) => {
                 self.retrying_since_ms = None;
                 if !storing.command.noreply {
                     self.output.text(|out| out.extend_from_slice(line));
                 }
             }
-            Err((draft, _)) => {
+            Stored::Later(draft) => {
                 if let Some(claim) = draft.claim() {
                     claim.set_held_up(true);
                 }

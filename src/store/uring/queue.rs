@@ -13,7 +13,7 @@ pub enum Direction {
 
 /// Jobs of one drive, each direction first in, first out, at most `depth` of them at the disk.
 ///
-/// Reads go first, but after [`READS_PER_WRITE`] in a row a waiting write has its turn, or a busy reader would keep
+/// Reads go first, but after eight in a row a waiting write has its turn, or a busy reader would keep
 /// dirty pages in RAM for ever. Writes leave a quarter of the depth (at least one place, where there are two) to reads
 /// that come later.
 pub struct DriveQueue<J> {

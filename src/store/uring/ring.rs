@@ -86,10 +86,15 @@ impl<T> Ring<T> {
     }
 
     pub(super) fn start(&mut self, mut operation: Operation<T>) {
-        let base = match &mut operation.payload {
-            Payload::Read(buf) => buf.as_mut_slice().as_mut_ptr(),
-            Payload::Write(from) => from.as_slice().as_ptr().cast_mut(),
+        let (base, memory_bytes) = match &mut operation.payload {
+            Payload::Read(buf) => (buf.as_mut_slice().as_mut_ptr(), buf.as_slice().len()),
+            Payload::Write(from) => {
+                let slice = from.as_slice();
+                (slice.as_ptr().cast_mut(), slice.len())
+            }
         };
+        // `Operation::new` has looked already, but an owner's `as_ref` is foreign code and this is what the kernel gets.
+        assert!(operation.len as usize <= memory_bytes, "memory does not shrink while it is written");
         let progress = Progress::new(operation.len);
         let index = self.free.pop().expect("the caller has looked for room");
         self.slots[index as usize].flight = Some(Flight { operation, base, progress });
@@ -105,7 +110,7 @@ impl<T> Ring<T> {
         let operation = &flight.operation;
         let done = flight.progress.done;
         let (len, offset) = (flight.progress.len - done, operation.offset + u64::from(done));
-        // `Operation::new` has made sure that `len` octets from `base` are within the memory.
+        // `start` has made sure that `flight.progress.len` octets from `base` are within the memory.
         let memory = flight.base.wrapping_add(done as usize);
         let registered = match (&operation.payload, &self.region) {
             (Payload::Read(buf), Some(region)) if buf.is_of(region) => Some(buf.index()),
@@ -257,5 +262,99 @@ impl FileTable {
             *next += 1;
             Some(*next - 1)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::staging::Staging;
+    use crate::store::pool::{PoolDir, PoolFiles};
+    use crate::store::uring::{WriteSource, sys};
+
+    /// A ring of four with its wake and memory, or `None` where the kernel gives none.
+    fn ring<T>() -> Option<(Ring<T>, Staging, OwnedFd)> {
+        let staging = Staging::new(4).unwrap();
+        let wake = sys::eventfd().unwrap();
+        match Ring::new(4, staging.region(), &wake) {
+            Ok(ring) => Some((ring, staging, wake)),
+            Err(error) => {
+                eprintln!("skipped: no io_uring ({error})");
+                None
+            }
+        }
+    }
+
+    fn finish<T>(ring: &mut Ring<T>) -> VecDeque<Completion<T>> {
+        let mut done = VecDeque::new();
+        ring.wait_all(&mut done);
+        done
+    }
+
+    #[test]
+    fn every_mix_of_registered_and_plain_memory_and_files_moves_the_same_octets() {
+        let temp = tempfile::tempdir().unwrap();
+        let files = PoolFiles::new(PoolDir::open(&temp.path().join("pool"), Some(1 << 20)).unwrap());
+        files.grow().unwrap().unwrap();
+        for (memory_registered, files_registered) in [(true, true), (true, false), (false, true), (false, false)] {
+            let Some((mut ring, staging, _wake)) = ring() else { return };
+            if !memory_registered {
+                ring.region = None;
+            }
+            if !files_registered {
+                ring.files.count = 0;
+            }
+            let mut from = staging.try_take().unwrap();
+            from.as_mut_slice()[..8192].fill(0x5a);
+            let payload = Payload::Write(WriteSource::new(from));
+            ring.start(Operation::new(files.file(0).unwrap(), 4096, 8192, payload, ()).unwrap());
+            assert_eq!(finish(&mut ring)[0].result, Ok(()));
+            let payload = Payload::Read(staging.try_take().unwrap());
+            ring.start(Operation::new(files.file(0).unwrap(), 0, 16384, payload, ()).unwrap());
+            let done = finish(&mut ring);
+            assert_eq!(done[0].result, Ok(()));
+            let Payload::Read(buf) = &done[0].operation.payload else { panic!("a read stays one") };
+            assert!(buf.as_slice()[4096..12288].iter().all(|&byte| byte == 0x5a));
+            assert_eq!(buf.as_slice()[4095], 0);
+            // Where the system allows none the first mixes are the last one again.
+            assert!(ring.files.next <= u32::from(files_registered));
+        }
+    }
+
+    #[test]
+    fn completions_that_belong_to_nobody_are_passed_over() {
+        let Some((mut ring, staging, _wake)) = ring() else { return };
+        let temp = tempfile::tempdir().unwrap();
+        let files = PoolFiles::new(PoolDir::open(&temp.path().join("pool"), Some(1 << 20)).unwrap());
+        files.grow().unwrap().unwrap();
+        let payload = Payload::Read(staging.try_take().unwrap());
+        ring.start(Operation::new(files.file(0).unwrap(), 0, 4096, payload, 7).unwrap());
+        let mut done = VecDeque::new();
+        // An unused slot, a slot that does not exist, and the right slot in another life.
+        for user_data in [1, 99, 1 << 32] {
+            ring.complete(user_data, 4096, &mut done);
+        }
+        assert!(done.is_empty());
+        assert_eq!((ring.in_flight(), staging.available()), (1, 3));
+        let done = finish(&mut ring);
+        assert_eq!((done.len(), done[0].operation.tag, done[0].result), (1, 7, Ok(())));
+    }
+
+    #[test]
+    fn a_slot_serves_again_and_again() {
+        let Some((mut ring, staging, _wake)) = ring() else { return };
+        let temp = tempfile::tempdir().unwrap();
+        let files = PoolFiles::new(PoolDir::open(&temp.path().join("pool"), Some(1 << 20)).unwrap());
+        files.grow().unwrap().unwrap();
+        for round in 0..50 {
+            while ring.has_room() {
+                let payload = Payload::Read(staging.try_take().unwrap());
+                ring.start(Operation::new(files.file(0).unwrap(), 8192, 4096, payload, round).unwrap());
+            }
+            assert_eq!(ring.in_flight(), 4);
+            let done = finish(&mut ring);
+            assert!(done.iter().all(|completion| completion.operation.tag == round && completion.result.is_ok()));
+            assert_eq!((done.len(), ring.in_flight()), (4, 0));
+        }
     }
 }
