@@ -407,6 +407,34 @@ fn the_printed_configuration_is_the_one_in_force() {
 }
 
 #[test]
+fn serve_says_where_it_listens_keeps_its_pool_to_itself_and_ends_on_sigterm() {
+    let dir = tempfile::tempdir().unwrap();
+    let pool = format!("{}:64MiB", dir.path().join("pool").display());
+    let args = ["serve", "--memcache", "127.0.0.1:0", "--admin", "off", "--memory", "16MiB", "--pool", &pool];
+    let mut daemon = command("memcache://unused", &args).spawn().unwrap();
+    let lines = BufReader::new(daemon.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut told = Vec::new();
+    for line in lines {
+        told.push(line);
+        if told.last().unwrap() == "ready" {
+            break;
+        }
+    }
+    assert_eq!(told.len(), 3, "{told:?}");
+    let url = told[0].strip_prefix("listening ").unwrap();
+    assert!(told[1].starts_with("memory "), "{told:?}");
+    let value = octets(5_000_000);
+    assert_eq!(code(&run_with_input(url, &["put", "k", "-"], &value)), 0);
+    assert!(run(url, &["get", "k"]).stdout == value);
+    let second = run("memcache://unused", &args);
+    assert_eq!((code(&second), second.stdout.is_empty()), (69, true), "{}", stderr(&second));
+    let kill = Command::new("sh").args(["-c", &format!("kill -TERM {}", daemon.id())]).status().unwrap();
+    assert!(kill.success());
+    assert_eq!(daemon.wait().unwrap().code(), Some(0));
+    assert_fails(&run(url, &["get", "k"]), 69, "cannot reach");
+}
+
+#[test]
 fn a_bad_configuration_is_exit_code_78() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("bad.toml");

@@ -20,8 +20,8 @@ Examples:
   bulkhead get dir.tar | tar x
   bulkhead get k --server memcache://10.0.0.7:11211 > copy
 
-A file appears under its name only when the value is complete. To stdout the value streams, so there a failure shows in
-the exit code alone.";
+A file appears under its name only when the value is complete. To stdout the value streams, so there a failure \
+shows in the exit code alone.";
 
 /// Fetch a value into a file or to stdout
 #[derive(clap::Args, Debug)]

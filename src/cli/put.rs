@@ -18,8 +18,10 @@ use super::{Failure, key_octets, progress};
 const EXAMPLES: &str = "\
 Examples:
   bulkhead put films/intro intro.mp4 --ttl 7d
-  tar c dir | bulkhead put dir.tar -                  spooled to $TMPDIR (else /var/tmp) first: its length must be known
-  cat disk.img | bulkhead put img - --size 4GiB       streamed: exactly this many octets must come";
+  tar c dir | bulkhead put dir.tar -              spooled first: the length must be known
+  cat disk.img | bulkhead put img - --size 4GiB   streamed: exactly this many octets must come
+
+Stdin is spooled to a nameless file in $TMPDIR, else /var/tmp.";
 
 /// Store a file, or what stdin delivers
 #[derive(clap::Args, Debug)]

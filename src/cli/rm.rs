@@ -24,10 +24,10 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
     let mut client = args.server.connect()?;
     let mut missed: Option<Failure> = None;
     for key in &args.keys {
-        if !client.delete(key_octets(key))? {
-            if let Some(earlier) = missed.replace(miss(key)) {
-                eprintln!("bulkhead: {earlier}");
-            }
+        if !client.delete(key_octets(key))?
+            && let Some(earlier) = missed.replace(miss(key))
+        {
+            eprintln!("bulkhead: {earlier}");
         }
     }
     missed.map_or(Ok(Exit::Done), Err)

@@ -21,7 +21,8 @@ Examples:
   bulkhead serve --config /etc/bulkhead.toml --print-config
 
 Order: defaults < --config FILE < BULKHEAD_* environment (BULKHEAD_STORE__MEMORY=64MiB) < flags.
-On stdout come one `listening URL` line per door, the memory the daemon may use, then `ready`; events go to stderr.
+On stdout come one `listening URL` line per door, the memory the daemon may use, then `ready`; \
+events go to stderr.
 SIGTERM or SIGINT lets transfers in flight finish; a second one ends the daemon at once.";
 
 /// Run the daemon

@@ -23,12 +23,12 @@ const EXAMPLES: &str = "\
 Examples:
   bulkhead bench --op get --size 1MiB --connections 4
   bulkhead bench --op set --size 64KiB --connections 2 --depth 8 --seconds 5 --json
-  bulkhead bench --op get --size 1MiB..8MiB --keys 940 --verify        load 4 GiB, read it, check every octet
+  bulkhead bench --op get --size 1MiB..8MiB --keys 940 --verify     4 GiB, every octet checked
 
-get first loads its keys, unless --no-load. set --verify reads back afterwards what was stored. Latencies run from a
-request's first octet written to its reply's last octet read; ttfb is the time to the value's first octet with one
-request in flight on each connection (measured in a short run of its own if --depth is more than 1). Exit code 1 means
-that requests failed, 76 that values came back wrong.";
+get first loads its keys, unless --no-load. set --verify reads back afterwards what was stored. Latencies run \
+from a request's first octet written to its reply's last octet read; ttfb is the time to the value's first octet \
+with one request in flight on each connection (measured in a short run of its own if --depth is more than 1). \
+Exit code 1 means that requests failed, 76 that values came back wrong.";
 
 /// Measure a server
 #[derive(clap::Args, Debug)]
