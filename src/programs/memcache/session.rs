@@ -458,7 +458,7 @@ impl Session {
                 return self.output.text(|out| engine::stats(store, metrics, facts, argument, out));
             }
             Command::Version => {
-                return self.output.text(|out| reply::version_line(out, env!("CARGO_PKG_VERSION")));
+                return self.output.text(|out| reply::version_line(out, engine::VERSION));
             }
             Command::Arithmetic { key, delta, direction, .. } => {
                 let mut line = Vec::new();
