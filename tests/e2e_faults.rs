@@ -170,14 +170,14 @@ fn peers_killed_in_the_middle_leave_nothing_and_disturb_nobody() {
             let mut killed: Vec<Client> = (0..50).map(|_| daemon.connect()).collect();
             for (n, client) in killed.iter_mut().enumerate() {
                 let n = batch * 50 + n as u64;
-                if n % 2 == 0 {
+                if n.is_multiple_of(2) {
                     client.send(format!("set bad{n} 0 0 {}\r\n", 2 * MIB));
                     client.send_pattern(Pattern(n), 0, n * 5000);
                 } else {
                     client.send(format!("get k{} k{}\r\n", n % 80, (n * 3) % 80));
                     client.read(n as usize * 1000);
                 }
-                if n % 3 == 0 {
+                if n.is_multiple_of(3) {
                     // A reset instead of an orderly end.
                     client.socket().set_linger(Some(Duration::ZERO)).expect("SO_LINGER");
                 }
@@ -282,7 +282,7 @@ fn flipped_octets_on_disk_are_errors_or_misses_and_never_values() {
     }
     let verdicts = judge_values(&daemon, 96);
     let bad = verdicts.get("absent").unwrap_or(&0) + verdicts.get("ended").unwrap_or(&0);
-    assert!(bad > 30 && verdicts.get("right").is_some(), "{verdicts:?}");
+    assert!(bad > 30 && verdicts.contains_key("right"), "{verdicts:?}");
     assert!(cause(&daemon, "disk_failed", "checksum") >= 2 * bad, "each is tried twice and counted");
     assert_eq!(cause(&daemon, "store_removed", "lost"), bad);
     assert_eq!(cause(&daemon, "connection_closed", "failed_read"), *verdicts.get("ended").unwrap_or(&0));

@@ -313,15 +313,15 @@ impl Model {
                 }
                 // Evicted to make room for what was to be joined to it.
                 Joined::Done(Committed::NotFound) => return,
-                Joined::Short(back) => {
+                other @ (Joined::Done(_) | Joined::Changed(_)) => panic!("{other:?} with nobody else there"),
+                Joined::Short(back, short) => {
                     drop(old);
-                    if !self.relieve(Short::Memory) && !self.relieve(Short::Growing) {
-                        assert!(self.failing > 0, "short with nothing held: {:?}", self.store.gauges());
+                    if !self.relieve(short) {
+                        assert!(self.failing > 0, "{short} with nothing held: {:?}", self.store.gauges());
                         return;
                     }
                     draft = back;
                 }
-                other => panic!("{other:?} with nobody else there"),
             }
         }
     }

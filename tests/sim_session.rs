@@ -641,7 +641,7 @@ fn a_piece_that_left_ram_before_it_was_sent_gets_a_buffer() {
     let now = sim.store.clock().now();
     let Lookup::Hit(pinned) = sim.store.get(b"big", now) else { panic!("it was just stored") };
     let head = pinned.pieces()[0].segment.clone();
-    // The second read within short time brings it back.
+    // Read twice in a row: kept.
     for _ in 0..2 {
         sim.store.warm(&head, &value[..head.len() as usize]);
     }
