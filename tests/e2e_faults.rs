@@ -384,7 +384,7 @@ fn a_start_that_must_fail_says_why_in_one_line_and_touches_nothing() {
     assert_eq!(code, 78, "{stderr}");
     assert_one_line(&stderr, &[&at("home").display().to_string()]);
     assert_eq!(contents(&at("home")), before);
-    // Not even with a good pool before it is one wiped for nothing.
+    // A good pool named before it does not change that.
     let both = ["--pool", &pool("used"), "--pool", &pool("home")];
     let (code, stderr) = refused(&[&door[..], &both].concat(), &[]);
     assert_eq!(code, 78, "{stderr}");
