@@ -160,6 +160,10 @@ impl Connection {
                 Action::Read(read) => {
                     let Some(into) = self.staging_buf.take().or_else(|| self.lane.staging.try_take()) else {
                         self.session.handle_read_back(read.ticket);
+                        // What came would be kept for a peer that takes nothing, while others wait for it.
+                        if self.send_blocked {
+                            return;
+                        }
                         let mut wait = Box::pin(self.lane.staging.take());
                         if let Poll::Ready(buf) = wait.as_mut().poll(task) {
                             self.staging_buf = Some(buf);
@@ -185,10 +189,13 @@ impl Connection {
         loop {
             self.session.process();
             self.act(ctx, task);
-            let before = moved;
+            let (before, was_blocked) = (moved, self.send_blocked);
             match self.send(task) {
                 Ok(sent) => moved += sent,
                 Err(error) => return Some(Over::Socket(error)),
+            }
+            if was_blocked && !self.send_blocked {
+                self.act(ctx, task);
             }
             if self.session.wants_input() {
                 match self.receive(task) {
@@ -250,9 +257,13 @@ impl Connection {
             }
         }
         self.send_blocked = true;
-        // Nobody keeps lane buffers while waiting for a peer that others wait for.
-        if self.lane.staging.available() == 0 && self.staging_wait.is_none() {
+        // Nobody keeps lane buffers, a place in the queue for them, or memory while waiting for a peer, if others wait.
+        if self.lane.staging.available() == 0 {
+            self.staging_wait = None;
             self.session.give_back();
+        }
+        if self.lane.session.store.wake().is_wanted() {
+            self.session.give_back_memory();
         }
         Ok(total)
     }
@@ -289,8 +300,9 @@ impl Connection {
             self.session.rest();
         }
         self.seen_moved_ms = moved_ms;
-        // A sender that was blocked when nobody wanted its buffers may hold them while somebody does now.
-        if self.send_blocked && self.lane.staging.available() == 0 {
+        // A sender that was blocked when nobody wanted what it holds may hold it while somebody does now.
+        let wanted = self.lane.staging.available() == 0 || self.lane.session.store.wake().is_wanted();
+        if self.send_blocked && wanted {
             self.wake();
         }
     }

@@ -148,6 +148,41 @@ impl Claims {
     }
 }
 
+/// The place of the one object of a class that may be pinned beyond the bound.
+///
+/// Without it an object longer than the bound could be read only while nobody reads another: a steady stream of readers
+/// would keep it waiting for ever, and one slow reader of it would keep all others waiting.
+#[derive(Debug, Default)]
+pub(super) struct ExtraPin {
+    /// Version of the object, 0 for none.
+    version: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl ExtraPin {
+    /// Octets pinned beyond the bound.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::SeqCst)
+    }
+
+    /// False if another object has the place.
+    pub(super) fn take(&self, version: u64, bytes: u64) -> bool {
+        let taken = self.version.compare_exchange(0, version, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if taken {
+            self.bytes.store(bytes, Ordering::SeqCst);
+        }
+        taken
+    }
+
+    /// Does nothing unless the object of that version has the place.
+    pub(super) fn give_back(&self, version: u64) {
+        if self.version.load(Ordering::SeqCst) == version {
+            self.bytes.store(0, Ordering::SeqCst);
+            self.version.store(0, Ordering::SeqCst);
+        }
+    }
+}
+
 impl fmt::Debug for Claims {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Claims").field("granted", &self.granted()).field("queued", &self.queued()).finish()

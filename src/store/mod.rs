@@ -19,7 +19,7 @@ pub mod uring;
 pub mod whole;
 
 use crate::fabric::region::{Block, Region};
-use crate::store::claims::{Claim, Claims, Revoker};
+use crate::store::claims::{Claim, Claims, ExtraPin, Revoker};
 use crate::store::draft::{Draft, Want};
 use crate::store::eviction::S3Fifo;
 use crate::store::extents::{Extent, Extents, NoExtent};
@@ -210,6 +210,7 @@ struct Shared {
     index_bytes: AtomicU64,
     value_bytes: AtomicU64,
     pins: AtomicU64,
+    extra_pins: [ExtraPin; 2],
     /// Octets read from disk so far: the clock that tells how long ago a segment was read.
     cold_bytes: AtomicU64,
     counters: Counters,
@@ -221,6 +222,8 @@ pub struct Store {
     shared: Arc<Shared>,
 }
 
+/// The place beyond the bound is for objects longer than this part of the bound: short ones get in as others leave.
+const EXTRA_PIN_DIVISOR: u64 = 4;
 /// Pieces smaller than this are joined when a value grows, so that many small appends do not make many small pieces.
 const JOINED_BYTES_MAX: u64 = 64 << 10;
 
@@ -246,6 +249,7 @@ impl Store {
             index_bytes: AtomicU64::new(0),
             value_bytes: AtomicU64::new(0),
             pins: AtomicU64::new(0),
+            extra_pins: Default::default(),
             cold_bytes: AtomicU64::new(0),
             counters: Counters::default(),
             sizes,
@@ -356,18 +360,27 @@ impl Store {
     pub fn flush_all(&self, at_ms: u64) {
         if at_ms <= self.shared.clock.now_ms() {
             self.shared.flush_at_ms.store(u64::MAX, Ordering::Relaxed);
-            self.shared.flushed_version.store(self.shared.versions.load(Ordering::Relaxed), Ordering::Relaxed);
+            self.flush();
         } else {
             self.shared.flush_at_ms.store(at_ms, Ordering::Relaxed);
+            self.shared.wake.ring();
         }
+    }
+
+    fn flush(&self) {
+        // The larger of two flushes at the same time: what is gone must not come back.
+        let versions = self.shared.versions.load(Ordering::Relaxed);
+        self.shared.flushed_version.fetch_max(versions, Ordering::Relaxed);
         self.shared.wake.ring();
     }
 
     /// Does what a clock brings: a flush that is due. Called by the `Store` actor.
     pub fn handle_time(&self, now_ms: u64) {
-        let due = self.shared.flush_at_ms.load(Ordering::Relaxed);
-        if due <= now_ms {
-            self.flush_all(due);
+        let flush_at_ms = &self.shared.flush_at_ms;
+        let due = flush_at_ms.load(Ordering::Relaxed);
+        // A flush that was asked for meanwhile stays asked for.
+        if due <= now_ms && flush_at_ms.compare_exchange(due, u64::MAX, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.flush();
         }
     }
 
@@ -538,10 +551,10 @@ impl Store {
         let shared = &self.shared;
         let mut bytes = bytes;
         loop {
-            if class == Class::Small
-                && shared.residency.ram_only_bytes() + bytes > self.capacity_bytes(class)
-                && !self.evict(class)
-            {
+            if class == Class::Small && shared.residency.ram_only_bytes() + bytes > self.capacity_bytes(class) {
+                if self.evict(class) {
+                    continue;
+                }
                 return Err(Short::Memory);
             }
             if let Some(block) = shared.region.allocate(bytes) {
@@ -576,7 +589,7 @@ impl Store {
                 }
                 Err(NoExtent::Growing) => return Err(Short::Growing),
                 Err(NoExtent::Full) if self.evict(Class::Large) => {}
-                Err(NoExtent::Full) => return Err(Short::Disk),
+                Err(NoExtent::Full | NoExtent::Failed) => return Err(Short::Disk),
             }
         }
     }
@@ -666,14 +679,25 @@ impl Store {
     /// `None` where readers pin as much as they may.
     fn pin(&self, object: &Arc<Object>) -> Option<Pinned> {
         let shared = &self.shared;
-        let capacity = self.capacity_bytes(object.class) as f64;
-        let pinned = shared.claims.pinned_bytes_of(object.class);
-        let bound = (capacity * shared.sizes.pinned_share) as u64;
-        if pinned > 0 && pinned.saturating_add(object.footprint) > bound && object.pins.load(Ordering::SeqCst) == 0 {
-            return None;
-        }
+        let extra = &shared.extra_pins[object.class as usize];
+        let takes_extra = if object.pins.load(Ordering::SeqCst) > 0 {
+            false
+        } else {
+            let bound = (self.capacity_bytes(object.class) as f64 * shared.sizes.pinned_share) as u64;
+            let pinned = shared.claims.pinned_bytes_of(object.class).saturating_sub(extra.bytes());
+            let fits = pinned.saturating_add(object.footprint) <= bound;
+            if !fits
+                && (object.footprint <= bound / EXTRA_PIN_DIVISOR || !extra.take(object.version(), object.footprint))
+            {
+                return None;
+            }
+            !fits
+        };
         if object.pins.fetch_add(1, Ordering::SeqCst) == 0 {
             shared.claims.pin(object.class, object.footprint);
+        } else if takes_extra {
+            // Another reader was faster, and its pin holds within the bound or had the place before.
+            extra.give_back(object.version());
         }
         shared.pins.fetch_add(1, Ordering::Relaxed);
         object.count_use();
@@ -881,6 +905,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         self.store.shared.pins.fetch_sub(1, Ordering::Relaxed);
         if self.object.pins.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.store.shared.extra_pins[self.object.class as usize].give_back(self.object.version());
             self.store.shared.claims.unpin(self.object.class, self.object.footprint);
         }
     }

@@ -16,15 +16,16 @@ use crate::fabric::staging::StagingBuf;
 use crate::store::Pinned;
 use crate::store::object::Object;
 use crate::store::pool::ExtentId;
-use crate::store::segment::{Content, Crcs, Segment};
+use crate::store::segment::{Content, Crcs, SEGMENT_BYTES_MAX, Segment};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
 
 /// Buffers that one connection may have filled or on their way.
 pub const TAIL_READS_MAX: usize = 4;
-/// Pieces of one value that are looked up ahead; as many pages of a slow reader's value stay in RAM.
-const WINDOW_PIECES_MAX: usize = 8;
+/// Octets of segments that are looked up ahead, over all values of the stream: so much memory a slow reader keeps, and
+/// one segment.
+const WINDOW_BYTES_MAX: u64 = 8 * SEGMENT_BYTES_MAX;
 /// Slices that one gather takes: the kernel's limit is 1,024, and a megabyte needs four.
 const SLICES_MAX: usize = 128;
 /// Text beyond this stops parsing until some has left.
@@ -139,13 +140,15 @@ impl Output {
     /// The next disk read to start, if a buffer is left for it; see [`Output::read_back`] when there is none for it
     /// after all. Also finds pieces that are in RAM.
     pub fn poll_read(&mut self) -> Option<TailRead> {
-        let mut earliest = true;
-        for place in &mut self.places {
+        let (mut earliest, mut ahead_bytes) = (true, 0);
+        for (at, place) in self.places.iter_mut().enumerate() {
             let Place::Value(value) = place else { continue };
-            let pieces = value.pinned.pieces().len();
-            let mut index = 0;
-            while value.piece + index < pieces && index < WINDOW_PIECES_MAX {
+            for index in 0..value.pinned.pieces().len() - value.piece {
+                if ahead_bytes >= WINDOW_BYTES_MAX {
+                    return None;
+                }
                 let segment = &value.pinned.pieces()[value.piece + index].segment;
+                ahead_bytes += u64::from(segment.len());
                 if index == value.slots.len() {
                     value.slots.push_back(Slot::Wanted { again: false });
                 }
@@ -154,29 +157,43 @@ impl Output {
                         Content::Ram(ram) => value.slots[index] = Slot::Ram(ram),
                         Content::Lost => value.slots[index] = Slot::Failed,
                         Content::Disk { extent, crcs } => {
-                            let allowed = if earliest { TAIL_READS_MAX } else { TAIL_READS_MAX - 1 };
-                            if self.tails >= allowed {
-                                return None;
+                            if self.tails < TAIL_READS_MAX - usize::from(!earliest) {
+                                let ticket = self.next_ticket;
+                                self.next_ticket += 1;
+                                self.tails += 1;
+                                value.slots[index] = Slot::Reading { ticket, again };
+                                return Some(TailRead { ticket, segment: segment.clone(), extent, crcs });
                             }
-                            let ticket = self.next_ticket;
-                            self.next_ticket += 1;
-                            self.tails += 1;
-                            value.slots[index] = Slot::Reading { ticket, again };
-                            return Some(TailRead { ticket, segment: segment.clone(), extent, crcs });
+                            // A piece that left RAM before it was sent may find all buffers behind it.
+                            if earliest && self.give_back_behind(at, index) {
+                                return self.poll_read();
+                            }
+                            return None;
                         }
                     }
                 }
                 if !matches!(value.slots[index], Slot::Ram(_) | Slot::Staged(_)) {
                     earliest = false;
                 }
-                index += 1;
-            }
-            // Values behind a long one are not looked at before it ends.
-            if value.piece + index < pieces {
-                return None;
             }
         }
         None
+    }
+
+    /// Gives one buffer back that was read for a piece behind the one at `slot` of the value at `place`.
+    fn give_back_behind(&mut self, place: usize, slot: usize) -> bool {
+        for at in (place..self.places.len()).rev() {
+            let Place::Value(value) = &mut self.places[at] else { continue };
+            let first = if at == place { slot + 1 } else { 0 };
+            for index in (first..value.slots.len()).rev() {
+                if matches!(value.slots[index], Slot::Staged(_)) {
+                    value.slots[index] = Slot::Wanted { again: false };
+                    self.tails -= 1;
+                    return true;
+                }
+            }
+        }
+        false
     }
 
     /// A read that [`Output::poll_read`] gave was not started.
@@ -234,6 +251,18 @@ impl Output {
         }
         self.tails -= count;
         count
+    }
+
+    /// Lets go of pages of RAM that were found and not sent, so that they may leave it; they are looked up again.
+    pub fn give_back_memory(&mut self) {
+        for place in &mut self.places {
+            let Place::Value(value) = place else { continue };
+            for slot in &mut value.slots {
+                if matches!(slot, Slot::Ram(_)) {
+                    *slot = Slot::Wanted { again: false };
+                }
+            }
+        }
     }
 
     /// If the front of the stream cannot be sent because its octets are lost: what became of it.
