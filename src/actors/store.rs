@@ -291,14 +291,13 @@ impl Handler<TailWritten> for StoreActor {
 
     fn handle(&mut self, written: TailWritten, ctx: &mut Self::Context) {
         let Some((segment, drive)) = self.writes.remove(&written.ticket) else { return };
-        match &written.result {
-            Ok(_) => {}
-            Err(TailError::Cancelled) => {
-                // The daemon ends; that is no fault of the drive, and nothing must be moved or evicted for it.
-                self.stopping = true;
-                return segment.handle_written(None);
-            }
-            Err(error) => tracing::error!(drive, %error, "write-behind failed"),
+        if written.result == Err(TailError::Cancelled) {
+            // No failure of the drive: values must not be moved, evicted or given up for it.
+            self.stopping = true;
+            return;
+        }
+        if let Err(error) = &written.result {
+            tracing::error!(drive, %error, "write-behind failed");
         }
         self.store.handle_written(&segment, drive, written.result.ok());
         self.relieve(ctx);
