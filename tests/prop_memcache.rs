@@ -1,6 +1,8 @@
 //! The memcache parser under any octets, and under requests that are nearly right.
 
-use bulkhead::wire::memcache::number::{append_padded_number, parse_exptime, parse_stored_number, parse_u64};
+use bulkhead::wire::memcache::number::{
+    append_padded_number, parse_exptime, parse_len, parse_stored_number, parse_u64,
+};
 use bulkhead::wire::memcache::{Command, Keys, Parsed, Parser, StoreHeader, StoreVerb, response};
 use proptest::prelude::*;
 
@@ -129,6 +131,8 @@ proptest! {
         let wide: i128 = text.parse().unwrap();
         let clamped = wide.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64;
         prop_assert_eq!(parse_exptime(text.as_bytes()), Some(clamped));
+        let len: Option<i64> = digits.parse().ok();
+        prop_assert_eq!(parse_len(digits.as_bytes()), len.map(i64::unsigned_abs));
     }
 
     #[test]
