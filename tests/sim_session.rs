@@ -387,7 +387,8 @@ impl Sim {
     fn make_cold(&mut self) {
         while write_one(&self.store, &self.disk, true, false) {}
         self.session.give_back_memory();
-        let want = Want { class: Class::Large, remaining: 256 << 10, head: false };
+        // Small enough to be found among what is clean, so that nothing has to be evicted for it.
+        let want = Want { class: Class::Large, remaining: 32 << 10, head: false };
         let mut held: Vec<Filling> = Vec::new();
         let goes_on = |gauges: Gauges| {
             gauges.memory_clean_bytes > 0 && gauges.memory_free_bytes.max(gauges.memory_clean_bytes) >= 512 << 10
