@@ -96,7 +96,7 @@ proptest! {
             ("append", StoreVerb::Append), ("prepend", StoreVerb::Prepend), ("cas", StoreVerb::Cas),
         ][..]),
         key in prop::collection::vec(any::<u8>().prop_filter("no key octet", |o| !b" \r\n\0".contains(o)), 1..=250),
-        flags: u32, exptime: i64, len: u64, cas: u64, noreply: bool,
+        flags: u32, exptime: i64, len in 0..1u64 << 63, cas: u64, noreply: bool,
     ) {
         let (name, verb) = verb;
         let cas = if verb == StoreVerb::Cas { cas } else { 0 };

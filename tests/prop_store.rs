@@ -10,7 +10,7 @@ use bulkhead::store::draft::{Draft, Want};
 use bulkhead::store::object::Object;
 
 use bulkhead::store::segment::{Content, Filling};
-use bulkhead::store::{Committed, Condition, Crawl, Lookup, Miss, Pinned, Short, Side, Sizes, Store};
+use bulkhead::store::{Committed, Condition, Crawl, Joined, Lookup, Miss, Pinned, Short, Side, Sizes, Store};
 use rig::{Disk, Seeded, assert_whole, for_each_seed, grow, octets, write_one};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -302,7 +302,7 @@ impl Model {
                 return;
             }
             match self.store.commit_joined(&old, draft, side, self.now) {
-                Ok(Ok(Committed::Stored { version })) => {
+                Joined::Done(Committed::Stored { version }) => {
                     let whole = match side {
                         Side::Front => [octets.as_slice(), &entry.octets].concat(),
                         Side::Back => [entry.octets.as_slice(), &octets].concat(),
@@ -312,9 +312,9 @@ impl Model {
                     return;
                 }
                 // Evicted to make room for what was to be joined to it.
-                Ok(Ok(Committed::NotFound)) => return,
-                Ok(other) => panic!("{other:?} with nobody else there"),
-                Err((back, short)) => {
+                Joined::Done(Committed::NotFound) => return,
+                other @ (Joined::Done(_) | Joined::Changed(_)) => panic!("{other:?} with nobody else there"),
+                Joined::Short(back, short) => {
                     drop(old);
                     if !self.relieve(short) {
                         assert!(self.failing > 0, "{short} with nothing held: {:?}", self.store.gauges());
@@ -343,7 +343,7 @@ impl Model {
                 if self.random.one_in(2) {
                     for piece in pinned.pieces() {
                         if let Content::Disk { extent, crcs } = piece.segment.content() {
-                            self.store.warm(pinned.object(), &piece.segment, &self.disk.read(extent, crcs));
+                            self.store.warm(&piece.segment, &self.disk.read(extent, crcs));
                         }
                     }
                 }
@@ -544,7 +544,7 @@ impl Worker {
                 let Some(draft) = self.draft(false) else { return };
                 let Some(old) = self.store.peek(&key, now).filter(|old| old.len() < 2 * MIB) else { return };
                 let side = if self.random.one_in(2) { Side::Front } else { Side::Back };
-                if let Ok(Ok(Committed::Stored { .. })) = self.store.commit_joined(&old, draft, side, now) {
+                if let Joined::Done(Committed::Stored { .. }) = self.store.commit_joined(&old, draft, side, now) {
                     self.replies[1] += 1;
                 }
             }
@@ -554,7 +554,7 @@ impl Worker {
                 self.replies[2] += 1;
                 for piece in pinned.pieces() {
                     if let Content::Disk { extent, crcs } = piece.segment.content() {
-                        self.store.warm(pinned.object(), &piece.segment, &self.disk.read(extent, crcs));
+                        self.store.warm(&piece.segment, &self.disk.read(extent, crcs));
                     }
                 }
                 if self.readers.len() < 4 {

@@ -62,6 +62,7 @@ impl Drive {
 pub struct Extents {
     drives: Mutex<(Vec<Drive>, usize)>,
     used_bytes: AtomicU64,
+    count: AtomicU64,
     capacity_bytes: AtomicU64,
     free_made_bytes: AtomicU64,
     /// Somebody was told to wait for the next file.
@@ -79,6 +80,7 @@ impl Extents {
         Arc::new(Self {
             drives: Mutex::new((drives, 0)),
             used_bytes: AtomicU64::new(0),
+            count: AtomicU64::new(0),
             capacity_bytes: AtomicU64::new(capacities.iter().sum()),
             free_made_bytes: AtomicU64::new(0),
             starved: AtomicBool::new(false),
@@ -96,6 +98,11 @@ impl Extents {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
+    /// Extents given out.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
     /// An extent of the smallest power of two that holds `len` octets, on the drives in turn.
     ///
     /// # Errors
@@ -111,6 +118,7 @@ impl Extents {
             if let Some((file, unit)) = drives[drive].allocate(order) {
                 *turn = drive + 1;
                 self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+                self.count.fetch_add(1, Ordering::Relaxed);
                 self.free_made_bytes.fetch_sub(bytes, Ordering::Relaxed);
                 let id = ExtentId::new(drive as u16, file as u16, unit as u32, order);
                 return Ok(Extent { id, extents: self.clone() });
@@ -215,6 +223,7 @@ impl Drop for Extent {
             extents.free_made_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         extents.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        extents.count.fetch_sub(1, Ordering::Relaxed);
         drop(guard);
         extents.freed.signal();
     }

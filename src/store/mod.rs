@@ -108,7 +108,7 @@ pub enum Joined {
     /// The key names another object by now; the draft can be joined with that.
     Changed(Draft),
     /// Not enough space at once; the draft can be joined later.
-    Short(Draft),
+    Short(Draft, Short),
 }
 
 /// Why a segment could not be had now.
@@ -185,6 +185,7 @@ pub struct Gauges {
     pub memory_ram_only_bytes: u64,
     pub pool_bytes: u64,
     pub pool_used_bytes: u64,
+    pub extents: u64,
     pub claims: u64,
     pub claimed_bytes: u64,
     pub writers_waiting: u64,
@@ -309,6 +310,7 @@ impl Store {
             memory_ram_only_bytes: shared.residency.ram_only_bytes(),
             pool_bytes: shared.extents.capacity_bytes(),
             pool_used_bytes: shared.extents.used_bytes(),
+            extents: shared.extents.count(),
             claims: claims as u64,
             claimed_bytes,
             writers_waiting: shared.claims.queued() as u64,
@@ -462,7 +464,10 @@ impl Store {
     pub fn commit_joined(&self, old: &Object, draft: Draft, side: Side, now: u64) -> Joined {
         let len = old.len() + draft.len();
         let class = self.class_of(len);
-        let Ok(pieces) = self.join(old, draft.pieces(), side, class) else { return Joined::Short(draft) };
+        let pieces = match self.join(old, draft.pieces(), side, class) {
+            Ok(pieces) => pieces,
+            Err(short) => return Joined::Short(draft, short),
+        };
         let condition = Condition::Version(old.version());
         match self.publish(old.key(), pieces, class, len, old.flags(), old.expiry(), condition, now) {
             Committed::Exists => Joined::Changed(draft),

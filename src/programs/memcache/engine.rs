@@ -100,7 +100,7 @@ fn join(store: &Store, command: &StoreCommand, mut draft: Draft, side: Side, now
             Joined::Done(_) => return Stored::Reply(reply::NOT_STORED),
             // Somebody else was faster: join with what is there now.
             Joined::Changed(back) => draft = back,
-            Joined::Short(back) => return Stored::Later(back),
+            Joined::Short(back, _) => return Stored::Later(back),
         }
     }
 }
