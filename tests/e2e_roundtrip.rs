@@ -670,17 +670,15 @@ fn one_retrieval_names_hundreds_of_values_wherever_they_lie() {
     };
     let present: Vec<usize> = (0..values.len()).filter(|&index| is_there(index)).collect();
     assert!(present.len() > 200, "{} values are left", present.len());
-    for verb in ["get", "gat 0"] {
-        for receive in [None, Some(4096)] {
-            let mut reader = Client::tcp_with_buffers(daemon.address(), receive, None);
-            reader.send(format!("{verb}{keys}\r\n{verb}{keys}\r\n"));
-            for _ in 0..2 {
-                for &index in &present {
-                    let (key, len) = &values[index];
-                    reader.expect_value(key, 0, Pattern(index as u64), *len);
-                }
-                reader.expect("END\r\n");
+    for (verb, receive) in [("get", None), ("gat 0", Some(4096))] {
+        let mut reader = Client::tcp_with_buffers(daemon.address(), receive, None);
+        reader.send(format!("{verb}{keys}\r\n{verb}{keys}\r\n"));
+        for _ in 0..2 {
+            for &index in &present {
+                let (key, len) = &values[index];
+                reader.expect_value(key, 0, Pattern(index as u64), *len);
             }
+            reader.expect("END\r\n");
         }
     }
     daemon.assert_nothing_leaks();
