@@ -10,7 +10,7 @@ mod rig;
 use bulkhead::fabric::staging::Staging;
 use bulkhead::metrics::Metrics;
 use bulkhead::programs::memcache::engine::Facts;
-use bulkhead::programs::memcache::output::{TAIL_READS_MAX, TailRead};
+use bulkhead::programs::memcache::output::{TAIL_READS, TailRead};
 use bulkhead::programs::memcache::session::{Action, Context, End, Session};
 use bulkhead::store::claims::Revoker;
 use bulkhead::store::draft::Want;
@@ -546,7 +546,7 @@ impl Sim {
         drop(pinned);
         self.feed_all(b"get big\r\n");
         let reads = self.answer_reads();
-        assert_eq!(reads, TAIL_READS_MAX, "the count of buffers in use went wrong");
+        assert_eq!(reads, TAIL_READS, "the count of buffers in use went wrong");
         self.received.clear();
         self.run(b"", true);
         let wanted = [format!("VALUE big 0 {}\r\n", value.len()).as_bytes(), &value, b"\r\nEND\r\n"].concat();
@@ -657,7 +657,7 @@ fn a_piece_that_left_ram_before_it_was_sent_gets_a_buffer() {
         sim.session.handle_read(read.ticket, Some(buf));
         bufs.push(read.ticket);
     }
-    assert_eq!(bufs.len(), TAIL_READS_MAX);
+    assert_eq!(bufs.len(), TAIL_READS);
     sim.session.give_back_memory();
     sim.hog();
     sim.hog.clear();

@@ -109,7 +109,8 @@ impl StoreActor {
         depth: usize,
         timers: &TimersConfig,
     ) -> Self {
-        let write_depth = depth.max(1) * drives.len();
+        // A writer is slowed to the disk in any case; a reader behind deep writes would wait for all of them.
+        let write_depth = (depth / 4).max(1) * drives.len();
         Self {
             store,
             tail,

@@ -8,8 +8,9 @@
 //! ```
 //!
 //! A value is never held whole: only the next few of its pieces are. Tail reads start as soon as a value takes its place,
-//! while its head leaves from RAM, and run ahead over values behind it. A connection has [`TAIL_READS_MAX`] buffers for
-//! them, the last of which only the earliest unfilled piece may take, so reads ahead cannot starve the front.
+//! while its head leaves from RAM, and run ahead over values behind it. A connection has [`TAIL_READS`] buffers for
+//! them, more while its lane has plenty, the last of which only the earliest unfilled piece may take, so reads ahead cannot
+//! starve the front.
 
 use crate::fabric::region::Block;
 use crate::fabric::staging::StagingBuf;
@@ -21,11 +22,13 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
 
-/// Buffers that one connection may have filled or on their way.
-pub const TAIL_READS_MAX: usize = 4;
+/// Buffers that one connection may have filled or on their way, however many others want some.
+pub const TAIL_READS: usize = 4;
+/// The same while buffers are plenty. A fast drive needs two to four megabytes on their way.
+pub const TAIL_READS_MAX: usize = 16;
 /// Octets of segments that are looked up ahead, over all values of the stream: so much memory a slow reader keeps, and
 /// one segment.
-const WINDOW_BYTES_MAX: u64 = 8 * SEGMENT_BYTES_MAX;
+const WINDOW_BYTES_MAX: u64 = TAIL_READS_MAX as u64 * SEGMENT_BYTES_MAX;
 /// Slices that one gather takes: the kernel's limit is 1,024, and a megabyte needs four.
 const SLICES_MAX: usize = 128;
 /// Text beyond this stops parsing until some has left.
@@ -89,7 +92,7 @@ pub enum Failure {
 }
 
 /// The reply stream.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Output {
     text: Vec<u8>,
     text_sent: usize,
@@ -97,7 +100,22 @@ pub struct Output {
     values: usize,
     /// Buffers filled or on their way.
     tails: usize,
+    tails_max: usize,
     next_ticket: u64,
+}
+
+impl Default for Output {
+    fn default() -> Self {
+        Self {
+            text: Vec::new(),
+            text_sent: 0,
+            places: VecDeque::new(),
+            values: 0,
+            tails: 0,
+            tails_max: TAIL_READS,
+            next_ticket: 0,
+        }
+    }
 }
 
 impl Output {
@@ -137,6 +155,11 @@ impl Output {
         self.places.push_back(Place::Value(Box::new(value)));
     }
 
+    /// How many buffers this connection may have, [`TAIL_READS`] to [`TAIL_READS_MAX`]. It keeps those it has.
+    pub fn set_tail_reads(&mut self, count: usize) {
+        self.tails_max = count.clamp(TAIL_READS, TAIL_READS_MAX);
+    }
+
     /// The next disk read to start, if a buffer is left for it; see [`Output::read_back`] when there is none for it
     /// after all. Also finds pieces that are in RAM.
     pub fn poll_read(&mut self) -> Option<TailRead> {
@@ -157,7 +180,7 @@ impl Output {
                         Content::Ram(ram) => value.slots[index] = Slot::Ram(ram),
                         Content::Lost => value.slots[index] = Slot::Failed,
                         Content::Disk { extent, crcs } => {
-                            if self.tails < TAIL_READS_MAX - usize::from(!earliest) {
+                            if self.tails + usize::from(!earliest) < self.tails_max {
                                 let ticket = self.next_ticket;
                                 self.next_ticket += 1;
                                 self.tails += 1;

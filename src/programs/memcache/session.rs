@@ -224,6 +224,11 @@ impl Session {
         }
     }
 
+    /// How many buffers the tail reads of this connection may have; see [`Output::set_tail_reads`].
+    pub fn set_tail_reads(&mut self, count: usize) {
+        self.output.set_tail_reads(count);
+    }
+
     /// What the owner must do next.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.asked.take().or_else(|| self.output.poll_read().map(Action::Read))
