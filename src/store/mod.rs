@@ -469,7 +469,7 @@ impl Store {
             Err(short) => return Joined::Short(draft, short),
         };
         let condition = Condition::Version(old.version());
-        match self.publish(old.key(), pieces, class, len, old.flags(), old.expiry(), condition, now) {
+        match self.publish(old.key(), pieces, class, len, old.flags(), KEEP_EXPIRY, condition, now) {
             Committed::Exists => Joined::Changed(draft),
             done => Joined::Done(done),
         }
@@ -743,6 +743,10 @@ impl Store {
                 if let Some(refusal) = refusal(condition, living) {
                     return refusal;
                 }
+                if expiry == KEEP_EXPIRY {
+                    // Read here and not before: a touch in between must not be lost.
+                    object.expiry.store(entry.get().expiry(), Ordering::Relaxed);
+                }
                 self.unlink(entry.get());
                 self.link(&object);
                 Some(entry.insert(object.clone()))
@@ -836,6 +840,10 @@ impl Store {
     }
 }
 
+/// In place of an expiry: that of the object which is replaced, as it is at that moment. Only with
+/// [`Condition::Version`], which makes sure that there is one.
+pub const KEEP_EXPIRY: u64 = u64::MAX;
+
 /// Why `condition` does not hold for what is there, if it does not.
 fn refusal(condition: Condition, living: Option<u64>) -> Option<Committed> {
     match (condition, living) {
@@ -919,5 +927,39 @@ impl Drop for Pinned {
 impl fmt::Debug for Pinned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Pinned").field(&self.object.key).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> Store {
+        let (mib, share) = (1 << 20, 0.25);
+        Store::new(Sizes {
+            memory_bytes: 8 * mib,
+            head_bytes: 256 << 10,
+            value_bytes_max: mib,
+            index_bytes_max: mib,
+            pinned_share: share,
+            pool_bytes: vec![16 * mib],
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_touch_between_the_look_and_the_commit_is_kept() {
+        let store = store();
+        let now = store.clock().now();
+        store.put(b"n", b"1", 0, 0).unwrap();
+        let old = store.peek(b"n", now).unwrap();
+        let mut draft = store.draft(1, None);
+        let filling = store.fill(draft.want().unwrap()).unwrap();
+        draft.begin(filling);
+        draft.put(b"2");
+        assert!(store.touch(b"n", now + 100, now));
+        let condition = Condition::Version(old.version());
+        assert!(matches!(store.commit(b"n", draft, 0, KEEP_EXPIRY, condition, now), Committed::Stored { .. }));
+        assert_eq!(store.peek(b"n", now).unwrap().expiry(), now + 100);
     }
 }

@@ -91,10 +91,30 @@ struct Storing {
     whole: bool,
 }
 
+/// A part of a line that is kept: counted among the long lines that all connections have.
+#[derive(Debug)]
+struct LongText {
+    octets: Vec<u8>,
+    metrics: Arc<Metrics>,
+}
+
+impl LongText {
+    fn new(octets: &[u8], metrics: &Arc<Metrics>) -> Self {
+        metrics.connections.long_line_bytes.add(octets.len() as u64);
+        Self { octets: octets.to_vec(), metrics: metrics.clone() }
+    }
+}
+
+impl Drop for LongText {
+    fn drop(&mut self) {
+        self.metrics.connections.long_line_bytes.sub(self.octets.len() as u64);
+    }
+}
+
 /// A retrieval whose keys are not all looked up.
 #[derive(Debug)]
 struct Retrieving {
-    keys: Vec<u8>,
+    keys: LongText,
     at: usize,
     with_cas: bool,
     exptime: Option<i64>,
@@ -492,13 +512,14 @@ impl Session {
         {
             return self.output.text(|out| out.extend_from_slice(reply::END));
         }
-        self.retrieving = Some(Retrieving { keys: rest.as_bytes().to_vec(), at: 0, with_cas, exptime });
+        self.retrieving =
+            Some(Retrieving { keys: LongText::new(rest.as_bytes(), &self.context.metrics), at: 0, with_cas, exptime });
     }
 
     /// Goes on with a retrieval until its end or until the output is full.
     fn retrieve(&mut self) {
         let Some(mut retrieving) = self.retrieving.take() else { return };
-        let mut keys = Keys::from_validated(&retrieving.keys[retrieving.at..]);
+        let mut keys = Keys::from_validated(&retrieving.keys.octets[retrieving.at..]);
         loop {
             if self.is_full() {
                 break;
@@ -508,11 +529,11 @@ impl Session {
                 return self.output.text(|out| out.extend_from_slice(reply::END));
             };
             if !self.look_up(key, retrieving.with_cas, retrieving.exptime) {
-                retrieving.at = retrieving.keys.len() - before;
+                retrieving.at = retrieving.keys.octets.len() - before;
                 return self.retrieving = Some(retrieving);
             }
         }
-        retrieving.at = retrieving.keys.len() - keys.as_bytes().len();
+        retrieving.at = retrieving.keys.octets.len() - keys.as_bytes().len();
         self.retrieving = Some(retrieving);
     }
 
