@@ -26,9 +26,9 @@ use std::sync::Arc;
 pub const TAIL_READS: usize = 4;
 /// The same while buffers are plenty. A fast drive needs two to four megabytes on their way.
 pub const TAIL_READS_MAX: usize = 16;
-/// Octets of segments that are looked up ahead, over all values of the stream: so much memory a slow reader keeps, and
-/// one segment.
-const WINDOW_BYTES_MAX: u64 = TAIL_READS_MAX as u64 * SEGMENT_BYTES_MAX;
+/// Segments that are looked up ahead, over all values of the stream, or as many as there are buffers: so much memory a
+/// slow reader keeps, and one segment.
+const WINDOW_SEGMENTS: usize = 8;
 /// Slices that one gather takes: the kernel's limit is 1,024, and a megabyte needs four.
 const SLICES_MAX: usize = 128;
 /// Text beyond this stops parsing until some has left.
@@ -164,10 +164,11 @@ impl Output {
     /// after all. Also finds pieces that are in RAM.
     pub fn poll_read(&mut self) -> Option<TailRead> {
         let (mut earliest, mut ahead_bytes) = (true, 0);
+        let window_bytes = self.tails_max.max(WINDOW_SEGMENTS) as u64 * SEGMENT_BYTES_MAX;
         for (at, place) in self.places.iter_mut().enumerate() {
             let Place::Value(value) = place else { continue };
             for index in 0..value.pinned.pieces().len() - value.piece {
-                if ahead_bytes >= WINDOW_BYTES_MAX {
+                if ahead_bytes >= window_bytes {
                     return None;
                 }
                 let segment = &value.pinned.pieces()[value.piece + index].segment;
