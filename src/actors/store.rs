@@ -225,7 +225,7 @@ impl StoreActor {
         let now_ms = self.store.clock().now_ms();
         self.store.handle_time(now_ms);
         self.store.crawl(&mut self.crawl, CRAWL_COUNT);
-        if !self.claims.is_empty() || !self.fills.is_empty() {
+        if !self.claims.is_empty() || !self.fills.is_empty() || !self.retries.is_empty() {
             let revoked = self.store.claims().revoke_idle(now_ms, self.patience_ms());
             Counters::add(&self.store.counters().claims_revoked, revoked as u64);
         }

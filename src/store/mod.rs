@@ -412,7 +412,8 @@ impl Store {
         let class = self.class_of(len);
         let now_ms = self.shared.clock.now_ms();
         let capacity = self.capacity_bytes(class);
-        self.shared.claims.try_claim(class, footprint(len, class), capacity, first, now_ms, revoker)
+        let (bytes, pins) = (footprint(len, class), self.pins_bytes_max(class));
+        self.shared.claims.try_claim(class, bytes, capacity, pins, first, now_ms, revoker)
     }
 
     /// A value of `len` octets about to arrive, under `claim` unless it is there whole already.
@@ -552,6 +553,11 @@ impl Store {
         }
     }
 
+    /// What readers may pin, the one long value aside.
+    fn pins_bytes_max(&self, class: Class) -> u64 {
+        (self.capacity_bytes(class) as f64 * self.shared.sizes.pinned_share) as u64
+    }
+
     fn take_block(&self, bytes: u64, class: Class) -> Result<Block, Short> {
         let shared = &self.shared;
         let mut bytes = bytes;
@@ -568,16 +574,15 @@ impl Store {
                 }
                 return Ok(block);
             }
+            // Much is free, but in small blocks: a smaller segment loses less than emptying RAM until blocks join.
+            if shared.region.free_bytes() >= 8 * bytes && bytes > SMALLEST_SPLIT_BYTES {
+                bytes /= 2;
+                continue;
+            }
             if shared.residency.drop_clean(bytes) > 0 {
                 continue;
             }
-            if self.has_dirty() {
-                return Err(Short::Memory);
-            }
-            // Much is free, but in small blocks: a smaller segment loses less than evicting until blocks join.
-            if shared.region.free_bytes() >= 8 * bytes && bytes > SMALLEST_SPLIT_BYTES {
-                bytes /= 2;
-            } else if !self.evict(Class::Small) {
+            if self.has_dirty() || !self.evict(Class::Small) {
                 return Err(Short::Memory);
             }
         }
@@ -688,7 +693,7 @@ impl Store {
         let takes_extra = if object.pins.load(Ordering::SeqCst) > 0 {
             false
         } else {
-            let bound = (self.capacity_bytes(object.class) as f64 * shared.sizes.pinned_share) as u64;
+            let bound = self.pins_bytes_max(object.class);
             let pinned = shared.claims.pinned_bytes_of(object.class).saturating_sub(extra.bytes());
             let fits = pinned.saturating_add(object.footprint) <= bound;
             if !fits
