@@ -269,6 +269,9 @@ pub(super) fn bind(address: SocketAddr) -> Result<(String, TcpListener), StartEr
     Ok((format!("http://{bound}/metrics"), socket))
 }
 
+/// Connections of the port at once; others wait to be accepted. Without a bound they could take every descriptor.
+const CONNECTIONS_MAX: usize = 64;
+
 pub(super) fn serve(socket: TcpListener, views: Views) -> io::Result<ServerHandle> {
     let server = HttpServer::new(move || {
         App::new()
@@ -277,6 +280,7 @@ pub(super) fn serve(socket: TcpListener, views: Views) -> io::Result<ServerHandl
             .route("/healthz", web::get().to(healthz))
     })
     .workers(1)
+    .max_connections(CONNECTIONS_MAX)
     .disable_signals()
     .listen(socket)?
     .run();

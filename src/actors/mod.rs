@@ -39,6 +39,7 @@ use actix::prelude::*;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -285,9 +286,12 @@ async fn bind_tcp(address: SocketAddr) -> Result<(String, Door), StartError> {
 fn bind_unix(path: &Path) -> Result<(String, Door), StartError> {
     let url = format!("memcache+unix:{}", path.display());
     let failed = |source| StartError::Bind { url: url.clone(), source };
-    // A socket that nobody listens on is left over from a daemon that was killed.
-    if std::os::unix::net::UnixStream::connect(path)
-        .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    // A socket that nobody listens on is left over from a daemon that was killed. Whatever else has that name is refused in
+    // the same words when one connects to it, and is not ours to remove.
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    if is_socket
+        && std::os::unix::net::UnixStream::connect(path)
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     {
         std::fs::remove_file(path).map_err(failed)?;
     }
@@ -486,6 +490,23 @@ mod tests {
         let mut peer = UnixStream::connect(&path).await.unwrap();
         converse(&mut peer, &set("k", b"v"), b"STORED\r\n").await;
         handle.shutdown().await;
+    }
+
+    /// Connecting to a file is refused like connecting to a socket that nobody listens on, and the file was removed.
+    #[actix::test]
+    async fn a_file_where_a_socket_should_be_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("letters");
+        let link = dir.path().join("link");
+        std::fs::write(&path, b"precious").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        for door in [&path, &link] {
+            let mut config = config(dir.path());
+            config.listen.unix = vec![door.clone()];
+            assert!(matches!(start(config).await, Err(StartError::Bind { .. })));
+            assert_eq!(std::fs::read(door).unwrap(), b"precious");
+        }
+        assert!(link.is_symlink());
     }
 
     #[actix::test]

@@ -67,6 +67,8 @@ struct Grown {
 
 /// How often waits are looked through; also the longest an [`AwaitSpace`] waits.
 const TICK: Duration = Duration::from_millis(100);
+/// Until growth that failed for want of descriptors is tried again.
+const GROWTH_PAUSE: Duration = Duration::from_secs(1);
 /// Objects looked at for expiry in each tick: a million in under two minutes, for a tenth of a per cent of a core.
 const CRAWL_COUNT: usize = 1000;
 /// Every so many writers in the queue shorten the patience with an idle claim by as much as the first: peers that stall
@@ -202,9 +204,17 @@ impl StoreActor {
         let files = self.drives[drive].clone();
         let made = async move { tokio::task::spawn_blocking(move || files.grow()).await };
         let reply = ctx.address();
-        ctx.spawn(made.into_actor(self).map(move |made, _, _| {
+        ctx.spawn(made.into_actor(self).map(move |made, _, ctx| {
             let bytes = match made {
                 Ok(Ok(grown)) => grown.map_or(0, |grown| grown.bytes),
+                Ok(Err(error)) if error.is_passing() => {
+                    tracing::warn!(drive, %error, "the pool cannot grow now");
+                    ctx.run_later(GROWTH_PAUSE, |actor, ctx| {
+                        actor.growing = false;
+                        actor.relieve(ctx);
+                    });
+                    return;
+                }
                 Ok(Err(error)) => {
                     tracing::warn!(drive, %error, "the pool cannot grow further");
                     0

@@ -91,6 +91,7 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
     }
     start_log(&settings.log)?;
     map_long_buffers();
+    raise_descriptor_limit();
     let system = actix_rt::System::new();
     let served = system.block_on(serve(settings));
     actix_rt::System::current().stop();
@@ -113,6 +114,20 @@ fn map_long_buffers() {
 
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 fn map_long_buffers() {}
+
+/// Allows as many descriptors as the system lets this user have: the usual limit of 1,024 is less than 1,024 connections
+/// and the daemon's own need. A refusal changes nothing.
+#[allow(unsafe_code)]
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: getrlimit writes one rlimit to where it is told, setrlimit reads one; `limit` outlives both calls.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
 
 fn start_log(log: &LogConfig) -> Result<(), Failure> {
     let filter = log_filter(&log.level).map_err(|err| Failure::new(Exit::Config, err.to_string()))?;
