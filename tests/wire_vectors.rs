@@ -1,0 +1,234 @@
+//! Octets on record, one test for each kind of them: they decode to what is written beside them and encode back.
+
+use bulkhead::wire::native::descriptor::{
+    Descriptor, Negotiated, Nonce, RemoteAddress, RemoteKey, RingGeometry, WindowGeometry,
+};
+use bulkhead::wire::native::record::Record;
+use bulkhead::wire::native::ring::{COMMIT_BYTES, CommitWord, SLOT_BYTES, SlotWrite};
+use bulkhead::wire::seq::{BulkSequence, ControlSequence};
+use serde_json::Value;
+
+/// The vectors of one kind: `(id, given, expected)`. Fails if there are not `count` of them, so that none is skipped
+/// unseen.
+fn vectors(kind: &str, count: usize) -> Vec<(String, Value, Value)> {
+    let all: Value = serde_json::from_str(include_str!("vectors/v3.json")).unwrap();
+    let found: Vec<_> = all["vectors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|vector| vector["kind"] == kind)
+        .map(|vector| (text(&vector["id"]), vector["given"].clone(), vector["expect"].clone()))
+        .collect();
+    assert_eq!(found.len(), count, "vectors of kind {kind}");
+    found
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap().to_owned()
+}
+
+fn octets(value: &Value) -> Vec<u8> {
+    let hex = value.as_str().unwrap();
+    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+}
+
+/// A number, or a string of hexadecimal digits behind `0x`.
+fn number(value: &Value) -> u64 {
+    match value.as_str() {
+        Some(hex) => u64::from_str_radix(hex.strip_prefix("0x").unwrap(), 16).unwrap(),
+        None => value.as_u64().unwrap(),
+    }
+}
+
+fn described(fields: &Value) -> Descriptor {
+    let windows = number(&fields["bulk_bytes"]) >> (number(&fields["window_shift"]) + 1);
+    Descriptor {
+        ring: RingGeometry::new(number(&fields["slot_count"]) as u32).unwrap(),
+        ring_at: RemoteAddress {
+            address: number(&fields["ring_address"]),
+            key: RemoteKey(number(&fields["ring_rkey"]) as u32),
+        },
+        ring_bytes: number(&fields["ring_bytes"]) as u32,
+        nonce: Nonce(number(&fields["nonce"])),
+        windows: WindowGeometry::new(1 << number(&fields["window_shift"]), windows as u32).unwrap(),
+        bulk_at: RemoteAddress {
+            address: number(&fields["bulk_address"]),
+            key: RemoteKey(number(&fields["bulk_rkey"]) as u32),
+        },
+    }
+}
+
+#[test]
+fn every_vector_has_a_test_of_its_kind() {
+    let kinds = [
+        "desc_encode",
+        "desc_decode",
+        "ring_geometry",
+        "bulk_geometry",
+        "negotiate",
+        "bulk_address",
+        "fragments",
+        "slot_post",
+        "slot_poll",
+        "frame",
+        "ready_state",
+        "release_state",
+        "credit_read",
+        "exchange",
+    ];
+    let all: Value = serde_json::from_str(include_str!("vectors/v3.json")).unwrap();
+    for vector in all["vectors"].as_array().unwrap() {
+        assert!(kinds.contains(&vector["kind"].as_str().unwrap()), "{vector}");
+    }
+}
+
+#[test]
+fn descriptors_encode() {
+    for (id, given, expect) in vectors("desc_encode", 2) {
+        let descriptor = described(&given);
+        assert_eq!(descriptor.encode().to_vec(), octets(&expect["hex"]), "{id}");
+        assert_eq!(Descriptor::decode(&descriptor.encode()), Ok(descriptor), "{id}");
+    }
+}
+
+#[test]
+fn descriptors_decode_or_are_refused_for_the_right_reason() {
+    for (id, given, expect) in vectors("desc_decode", 23) {
+        let decoded = Descriptor::decode(&octets(&given["hex"]));
+        if expect["accept"].as_bool().unwrap() {
+            let decoded = decoded.unwrap();
+            assert_eq!(decoded, described(&expect), "{id}");
+            assert_eq!(u64::from(decoded.windows.window_bytes()), number(&expect["window_bytes"]), "{id}");
+            assert_eq!(u64::from(decoded.windows.window_count()), number(&expect["window_count"]), "{id}");
+            assert_eq!(decoded.encode()[..], octets(&given["hex"])[..56], "{id}");
+        } else {
+            assert_eq!(decoded.unwrap_err().cause(), expect["reason"], "{id}");
+        }
+    }
+}
+
+#[test]
+fn rings_fit_their_budget() {
+    for (id, given, expect) in vectors("ring_geometry", 3) {
+        let ring = RingGeometry::within(number(&given["ring_budget"])).unwrap();
+        assert_eq!(u64::from(ring.slot_count()), number(&expect["slots"]), "{id}");
+        assert_eq!(ring.mapping_bytes(number(&given["page"])), number(&expect["mapping_bytes"]), "{id}");
+    }
+}
+
+#[test]
+fn windows_are_divided_or_refused() {
+    for (id, given, expect) in vectors("bulk_geometry", 5) {
+        let windows = WindowGeometry::new(number(&given["window_bytes"]), number(&given["window_count"]) as u32);
+        assert_eq!(windows.is_ok(), expect["ok"].as_bool().unwrap(), "{id}");
+        if let Ok(windows) = windows {
+            assert_eq!(windows.mapping_bytes(), number(&expect["mapping_bytes"]), "{id}");
+            assert_eq!(windows.half_bytes(), number(&expect["rx_offset"]), "{id}");
+        }
+    }
+}
+
+#[test]
+fn the_smaller_geometry_limits_a_sender() {
+    for (id, given, expect) in vectors("negotiate", 2) {
+        let side = |name: &str| WindowGeometry::new(number(&given[name][0]), number(&given[name][1]) as u32).unwrap();
+        let limits = Negotiated::between(side("local"), side("remote"));
+        assert_eq!(limits, Negotiated::between(side("remote"), side("local")), "{id}");
+        assert_eq!(u64::from(limits.fragment_bytes_max), number(&expect["max_fragment"]), "{id}");
+        assert_eq!(u64::from(limits.in_flight_max), number(&expect["max_in_flight"]), "{id}");
+    }
+}
+
+#[test]
+fn fragments_go_to_the_window_of_their_sequence() {
+    for (id, given, expect) in vectors("bulk_address", 4) {
+        let windows =
+            WindowGeometry::new(number(&given["window_bytes"]), number(&given["window_count"]) as u32).unwrap();
+        let bulk_at = RemoteAddress { address: number(&given["bulk_address"]), key: RemoteKey(5) };
+        let ring_at = RemoteAddress { address: 1, key: RemoteKey(4) };
+        let ring = RingGeometry::new(2).unwrap();
+        let descriptor = Descriptor { ring, ring_at, ring_bytes: 4096, nonce: Nonce(0), windows, bulk_at };
+        let sequence = BulkSequence::new(number(&given["sequence"])).unwrap();
+        let index = u64::from(sequence.window_index(windows.window_count()));
+        assert_eq!(index, number(&expect["slot_index"]), "{id}");
+        let at = RemoteAddress { address: number(&expect["rx_address"]), key: RemoteKey(5) };
+        assert_eq!(descriptor.window_at(sequence), at, "{id}");
+    }
+}
+
+#[test]
+fn records_are_written_before_their_commit_word() {
+    for (id, given, expect) in vectors("slot_post", 8) {
+        let sequence = ControlSequence::new(number(&given["sequence"])).unwrap();
+        let slot_count = number(&given["slot_count"]) as u32;
+        let record = octets(&given["record_hex"]);
+        let write = SlotWrite::new(&Record::decode(&record).unwrap(), sequence, slot_count);
+        assert_eq!(u64::from(sequence.slot_index(slot_count)), number(&expect["slot_index"]), "{id}");
+        assert_eq!(number(&given["ring_address"]) + write.offset(), number(&expect["write_address"]), "{id}");
+        assert_eq!(write.octets().len() as u64, number(&expect["write_len"]), "{id}");
+        assert_eq!(write.octets(), octets(&expect["write_hex"]), "{id}");
+    }
+}
+
+/// What a record turned out to be, against what was expected of it.
+fn check_record(id: &str, octets_of_record: &[u8], expect: &Value) {
+    match Record::decode(octets_of_record) {
+        Ok(record) => {
+            assert!(expect["ok"].as_bool().unwrap(), "{id}");
+            match record {
+                Record::Inline(payload) => {
+                    assert_eq!(expect["type"], "INLINE", "{id}");
+                    assert_eq!(payload, octets(&expect["payload_hex"]), "{id}");
+                }
+                Record::Ready { sequence, len } => {
+                    assert_eq!(expect["type"], "BULK_READY", "{id}");
+                    assert_eq!(u64::from(len.get()), number(&expect["length"]), "{id}");
+                    assert_eq!(sequence.get(), number(&expect["sequence"]), "{id}");
+                }
+                Record::Release { sequence } => {
+                    assert_eq!(expect["type"], "BULK_RELEASE", "{id}");
+                    assert_eq!(sequence.get(), number(&expect["sequence"]), "{id}");
+                }
+            }
+            let mut encoded = [0xee; 192];
+            let len = record.encode(&mut encoded);
+            assert_eq!(&encoded[..len], octets_of_record, "{id}");
+        }
+        Err(error) => {
+            let reason = match expect["reason"].as_str().unwrap() {
+                "length" => "frame_length",
+                "type" => "record_type",
+                "reserved" => "record_reserved",
+                "zero" => "record_zero",
+                other => other,
+            };
+            assert_eq!(error.cause(), reason, "{id}");
+        }
+    }
+}
+
+#[test]
+fn slots_are_empty_or_hold_a_record_or_are_wrong() {
+    for (id, given, expect) in vectors("slot_poll", 10) {
+        let slot = octets(&given["slot_hex"]);
+        assert_eq!(slot.len(), SLOT_BYTES, "{id}");
+        let (front, word) = slot.split_last_chunk::<COMMIT_BYTES>().unwrap();
+        let expected = ControlSequence::new(number(&given["expect_sequence"])).unwrap();
+        match CommitWord::from_word(u64::from_le_bytes(*word)).judge(expected) {
+            Ok(None) => assert_eq!(expect["state"], "empty", "{id}"),
+            Ok(Some(len)) => {
+                let frame_is_wrong = expect["state"] == "poison";
+                assert!(frame_is_wrong || expect["state"] == "record", "{id}");
+                check_record(&id, &front[front.len() - len..], &expect);
+            }
+            Err(error) => assert_eq!(error.cause(), expect["reason"], "{id}"),
+        }
+    }
+}
+
+#[test]
+fn frames_decode_or_are_refused_for_the_right_reason() {
+    for (id, given, expect) in vectors("frame", 12) {
+        check_record(&id, &octets(&given["record_hex"]), &expect);
+    }
+}
