@@ -1,12 +1,16 @@
 //! Octets on record, one test for each kind of them: they decode to what is written beside them and encode back.
 
+use bulkhead::wire::native::credit::{Credits, Purpose};
 use bulkhead::wire::native::descriptor::{
     Descriptor, Negotiated, Nonce, RemoteAddress, RemoteKey, RingGeometry, WindowGeometry,
 };
+use bulkhead::wire::native::poison::Poison;
 use bulkhead::wire::native::record::Record;
 use bulkhead::wire::native::ring::{COMMIT_BYTES, CommitWord, SLOT_BYTES, SlotWrite};
+use bulkhead::wire::native::window::{PeerWindows, RxWindows};
 use bulkhead::wire::seq::{BulkSequence, ControlSequence};
 use serde_json::Value;
+use std::time::Duration;
 
 /// The vectors of one kind: `(id, given, expected)`. Fails if there are not `count` of them, so that none is skipped
 /// unseen.
@@ -230,5 +234,75 @@ fn slots_are_empty_or_hold_a_record_or_are_wrong() {
 fn frames_decode_or_are_refused_for_the_right_reason() {
     for (id, given, expect) in vectors("frame", 12) {
         check_record(&id, &octets(&given["record_hex"]), &expect);
+    }
+}
+
+/// A descriptor with room for `window_count` windows of 256 KiB.
+fn peer_with(window_count: u32) -> Descriptor {
+    let at = RemoteAddress { address: 1 << 40, key: RemoteKey(5) };
+    let ring = RingGeometry::new(256).unwrap();
+    let windows = WindowGeometry::new(256 << 10, window_count).unwrap();
+    Descriptor { ring, ring_at: at, ring_bytes: 69_632, nonce: Nonce(0), windows, bulk_at: at }
+}
+
+#[test]
+fn a_ready_is_the_next_fragment_and_no_longer_than_agreed() {
+    for (id, given, expect) in vectors("ready_state", 3) {
+        let next = BulkSequence::new(number(&given["next_rx_sequence"])).unwrap();
+        let fragment_bytes_max = number(&given["max_fragment"]) as u32;
+        let limits = Negotiated { fragment_bytes_max, in_flight_max: 4 };
+        let mut windows = RxWindows::resumed(WindowGeometry::new(256 << 10, 4).unwrap(), limits, next);
+        let record = octets(&given["record_hex"]);
+        let Ok(Record::Ready { sequence, len }) = Record::decode(&record) else { panic!("{id}") };
+        let judged = windows.handle_ready(sequence, len);
+        match (judged, expect["reason"].as_str()) {
+            (Ok(lease), None) => assert_eq!(lease.sequence().get() + 1, number(&expect["next_rx_sequence"]), "{id}"),
+            (Err(Poison::ReadySequence { .. }), Some("sequence"))
+            | (Err(Poison::ReadyLength { .. }), Some("length")) => {}
+            (judged, _) => panic!("{id}: {judged:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_release_is_no_older_than_the_last_and_was_sent() {
+    for (id, given, expect) in vectors("release_state", 4) {
+        let (released, next) = (number(&given["released"]), number(&given["next_tx_sequence"]));
+        let peer = peer_with(64);
+        let limits = Negotiated::between(peer.windows, peer.windows);
+        let mut windows = PeerWindows::resumed(peer, limits, BulkSequence::new(released + 1).unwrap());
+        while windows.sent() + 1 < next {
+            windows.take().unwrap();
+        }
+        let record = octets(&given["record_hex"]);
+        let Ok(Record::Release { sequence }) = Record::decode(&record) else { panic!("{id}") };
+        match (windows.handle_release(sequence), expect["reason"].as_str()) {
+            (Ok(()), None) => {
+                assert_eq!(windows.in_flight(), number(&expect["in_flight"]), "{id}");
+                assert_eq!(windows.sent() - windows.in_flight(), number(&expect["released"]), "{id}");
+            }
+            (Err(Poison::ReleaseRegression { .. }), Some("regression"))
+            | (Err(Poison::ReleaseUnsent { .. }), Some("unsent")) => {}
+            (judged, _) => panic!("{id}: {judged:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_counter_read_back_frees_slots_or_is_wrong() {
+    for (id, given, expect) in vectors("credit_read", 3) {
+        let (cached, next) = (number(&given["cached_consumed"]), number(&given["next_tx_sequence"]));
+        let slot_count = number(&given["slot_count"]) as u32;
+        let mut credits = Credits::resumed(slot_count, ControlSequence::new(cached + 1).unwrap());
+        while credits.sent() + 1 < next {
+            assert!(credits.is_free(Purpose::Release));
+            credits.take().unwrap();
+        }
+        let consumed = u64::from_le_bytes(octets(&given["readback_hex"]).try_into().unwrap());
+        let judged = credits.handle_read(consumed, Duration::ZERO);
+        assert_eq!(judged.is_ok(), expect["ok"].as_bool().unwrap(), "{id}");
+        if judged.is_ok() {
+            assert_eq!(u64::from(credits.free()), number(&expect["free_slots"]), "{id}");
+        }
     }
 }

@@ -101,6 +101,6 @@ mod tests {
         assert_eq!(slots, [0, 1, 0, 1, 0]);
         let windows: Vec<u32> = (1..=5).map(|n| BulkSequence::new(n).unwrap().window_index(3)).collect();
         assert_eq!(windows, [0, 1, 2, 0, 1]);
-        assert_eq!(BulkSequence::LAST.window_index(65_535), 0, "2^64 - 2 is a multiple of 65,535 less one");
+        assert_eq!(BulkSequence::LAST.window_index(65_535), 65_534, "2^64 - 1 is a multiple of 65,535");
     }
 }

@@ -6,7 +6,17 @@
 //! |---|---|
 //! | [`descriptor`] | what each side tells the other when it connects; geometry |
 //! | [`ring`], [`record`] | slots, commit words, control records |
+//! | [`credit`] | free slots of the peer's ring |
+//! | [`window`] | the peer's windows, our leases, our slots |
+//! | [`egress`] | the one way out: places in order, posts |
+//! | [`stream`] | the octet stream in and out: text and windows, text and values |
+//! | [`poison`] | why a connection cannot go on |
 
+pub mod credit;
 pub mod descriptor;
+pub mod egress;
+pub mod poison;
 pub mod record;
 pub mod ring;
+pub mod stream;
+pub mod window;
