@@ -223,6 +223,11 @@ impl Egress {
         self.places_max - self.places.len()
     }
 
+    /// Places that are taken.
+    pub fn place_count(&self) -> usize {
+        self.places.len()
+    }
+
     /// No place is taken and no RELEASE is due.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty() && self.release.is_none()

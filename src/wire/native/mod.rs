@@ -10,13 +10,18 @@
 //! | [`window`] | the peer's windows, our leases, our slots |
 //! | [`egress`] | the one way out: places in order, posts |
 //! | [`stream`] | the octet stream in and out: text and windows, text and values |
+//! | [`conversation`], [`requester`] | the server's and the client's half of memcache over that stream |
+//! | [`endpoint`] | one side, whole |
 //! | [`poison`] | why a connection cannot go on |
 
+pub mod conversation;
 pub mod credit;
 pub mod descriptor;
 pub mod egress;
+pub mod endpoint;
 pub mod poison;
 pub mod record;
+pub mod requester;
 pub mod ring;
 pub mod stream;
 pub mod window;

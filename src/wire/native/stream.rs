@@ -1,8 +1,10 @@
 //! The octet stream of one direction, on its way in and on its way out: text in INLINE records, bodies in windows.
 
 use super::egress::{InlineText, PartOf, Place, ValueId};
+use super::poison::Poison;
 use super::record::INLINE_BYTES_MAX;
 use super::window::{RxLease, Ticket};
+use memchr::memmem;
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
 
@@ -10,6 +12,8 @@ use std::num::NonZeroU32;
 pub const PIPELINE_BYTES_MAX: usize = 1 << 20;
 /// Smallest bound that holds the longest line and one record more.
 pub const PIPELINE_BYTES_MIN: usize = 16 << 10;
+/// Longest line in octets, its CR LF not counted.
+pub const LINE_BYTES_MAX: usize = 8192;
 /// Text kept allocated while there is none.
 const KEPT_BYTES: usize = 16 << 10;
 
@@ -23,6 +27,8 @@ const KEPT_BYTES: usize = 16 << 10;
 pub struct Inbound {
     text: Vec<u8>,
     start: usize,
+    /// Octets at the front that are known to hold no CR LF.
+    scanned: usize,
     /// Octets of text read so far.
     read: u64,
     /// Octets of text that came so far.
@@ -36,7 +42,7 @@ impl Inbound {
     /// Keeps at most `text_bytes_max` octets of text, and no fewer than [`PIPELINE_BYTES_MIN`].
     pub fn new(text_bytes_max: usize) -> Self {
         let text_bytes_max = text_bytes_max.max(PIPELINE_BYTES_MIN);
-        Self { text: Vec::new(), start: 0, read: 0, came: 0, leases: VecDeque::new(), text_bytes_max }
+        Self { text: Vec::new(), start: 0, scanned: 0, read: 0, came: 0, leases: VecDeque::new(), text_bytes_max }
     }
 
     /// Octets of text that can come before some are read.
@@ -99,8 +105,65 @@ impl Inbound {
         assert!(count <= self.text().len(), "{count} octets of {}", self.text().len());
         let octets = self.start..self.start + count;
         self.start += count;
+        self.scanned = 0;
         self.read += count as u64;
         &self.text[octets]
+    }
+
+    /// Octets of the line at the front, its CR LF not counted; `None` until it is whole. A lone LF ends no line.
+    ///
+    /// # Errors
+    /// [`Poison::LineTooLong`], however the line is cut; [`Poison::StrayReady`] if a window comes within it.
+    pub fn line(&mut self) -> Result<Option<usize>, Poison> {
+        let text = self.text();
+        let found = memmem::find(&text[self.scanned..], b"\r\n").map(|at| self.scanned + at);
+        // Without an end in sight, the line has at least all octets but a CR.
+        let len = found.unwrap_or(text.len().saturating_sub(1));
+        if len > LINE_BYTES_MAX {
+            return Err(Poison::LineTooLong { max: LINE_BYTES_MAX });
+        }
+        if found.is_none() {
+            if self.has_lease() {
+                return Err(Poison::StrayReady);
+            }
+            self.scanned = len;
+        }
+        Ok(found)
+    }
+
+    /// Reads the CR LF behind a body; false until it has come.
+    ///
+    /// # Errors
+    /// [`Poison::Trailer`] if something else has.
+    pub fn trailer(&mut self) -> Result<bool, Poison> {
+        match (self.text(), self.has_lease()) {
+            ([b'\r', b'\n', ..], _) => {
+                self.read(2);
+                Ok(true)
+            }
+            ([] | [b'\r'], false) => Ok(false),
+            _ => Err(Poison::Trailer),
+        }
+    }
+
+    /// The window that comes next, as a part of a body of which `remaining` octets are due: its octets.
+    ///
+    /// # Errors
+    /// [`Poison`]: octets by INLINE, or more than are due.
+    pub fn body(&self, remaining: u64) -> Result<Option<u32>, Poison> {
+        match self.lease() {
+            Some(lease) if u64::from(lease.len()) > remaining => {
+                Err(Poison::ReadyBeyondBody { len: lease.len(), remaining })
+            }
+            Some(lease) => Ok(Some(lease.len())),
+            None if self.text().is_empty() => Ok(None),
+            None => Err(Poison::InlineBody { remaining }),
+        }
+    }
+
+    /// Octets of text read so far.
+    pub fn read_bytes(&self) -> u64 {
+        self.read
     }
 
     /// Gives memory back while there is nothing to read.

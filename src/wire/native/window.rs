@@ -85,6 +85,31 @@ struct Board {
     prefix: u64,
     /// Of the fragments behind `prefix`: dropped or not.
     dropped: VecDeque<bool>,
+    /// The newest release that was given out.
+    told: u64,
+}
+
+/// Where dropped leases become releases. Several may look at the same windows.
+#[derive(Clone, Debug)]
+pub struct Releases {
+    board: Arc<Mutex<Board>>,
+}
+
+impl Releases {
+    /// The release that is due, once: all windows up to it were given up.
+    pub fn poll(&self) -> Option<BulkSequence> {
+        let mut board = self.board.lock().unwrap_or_else(PoisonError::into_inner);
+        if board.prefix == board.told {
+            return None;
+        }
+        board.told = board.prefix;
+        BulkSequence::new(board.told)
+    }
+
+    /// Windows with a lease, or behind one.
+    pub fn held(&self) -> usize {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner).dropped.len()
+    }
 }
 
 /// An own RX window that holds octets of the peer, for as long as this lives. Dropped, it is released; a window is
@@ -139,8 +164,6 @@ pub struct RxWindows {
     limits: Negotiated,
     /// `None` once the last sequence has come.
     next: Option<BulkSequence>,
-    /// The newest release that was given out.
-    told: u64,
     board: Arc<Mutex<Board>>,
 }
 
@@ -153,8 +176,8 @@ impl RxWindows {
     /// Windows whose fragments before `next` were all released.
     pub fn resumed(own: WindowGeometry, limits: Negotiated, next: BulkSequence) -> Self {
         let told = next.get() - 1;
-        let board = Arc::new(Mutex::new(Board { prefix: told, dropped: VecDeque::new() }));
-        Self { own, limits, next: Some(next), told, board }
+        let board = Arc::new(Mutex::new(Board { prefix: told, dropped: VecDeque::new(), told }));
+        Self { own, limits, next: Some(next), board }
     }
 
     /// A READY came.
@@ -170,29 +193,20 @@ impl RxWindows {
         if len.get() > max {
             return Err(Poison::ReadyLength { len: len.get(), max });
         }
+        let mut board = self.board.lock().unwrap_or_else(PoisonError::into_inner);
         // A peer can know of no release that was not given out for sending.
         let max = self.limits.in_flight_max;
-        if sequence.get() - self.told > u64::from(max) {
+        if sequence.get() - board.told > u64::from(max) {
             return Err(Poison::WindowOverrun { sequence: sequence.get(), max });
         }
         self.next = sequence.next();
-        self.board.lock().unwrap_or_else(PoisonError::into_inner).dropped.push_back(false);
+        board.dropped.push_back(false);
         Ok(RxLease { board: self.board.clone(), sequence, offset: self.own.rx_offset(sequence), len })
     }
 
-    /// The release that is due, once: all windows up to it were given up.
-    pub fn poll_release(&mut self) -> Option<BulkSequence> {
-        let prefix = self.board.lock().unwrap_or_else(PoisonError::into_inner).prefix;
-        if prefix == self.told {
-            return None;
-        }
-        self.told = prefix;
-        BulkSequence::new(prefix)
-    }
-
-    /// Windows with a lease, or behind one.
-    pub fn held(&self) -> usize {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner).dropped.len()
+    /// Where its dropped leases become releases.
+    pub fn releases(&self) -> Releases {
+        Releases { board: self.board.clone() }
     }
 }
 
@@ -406,6 +420,13 @@ impl<F: Clone> TxSlots<F> {
         self.free.push(slot);
     }
 
+    /// All places are gone: the connection has ended. Slots that are being filled come back when they are.
+    pub fn cancel_all(&mut self) {
+        for ticket in self.first..self.first + self.fills.len() as u64 {
+            self.cancel(Ticket(ticket));
+        }
+    }
+
     /// Slots that are being filled.
     pub fn filling_count(&self) -> usize {
         self.filling - self.again
@@ -508,7 +529,7 @@ mod tests {
         for (found, octets, expected) in table {
             let mut windows = RxWindows::new(own(), LIMITS);
             drop(windows.handle_ready(sequence(1), len(1)).unwrap());
-            assert_eq!(windows.poll_release(), Some(sequence(1)));
+            assert_eq!(windows.releases().poll(), Some(sequence(1)));
             let _kept = windows.handle_ready(sequence(2), len(1)).unwrap();
             let judged = windows.handle_ready(sequence(found), len(octets)).map(|lease| lease.offset());
             assert_eq!(judged, expected, "fragment {found} of {octets}");
@@ -532,13 +553,13 @@ mod tests {
         let second = windows.handle_ready(sequence(2), len(1)).unwrap();
         let third = windows.handle_ready(sequence(3), len(1)).unwrap();
         drop(second);
-        assert_eq!(windows.poll_release(), None);
+        assert_eq!(windows.releases().poll(), None);
         drop(first);
-        assert_eq!(windows.poll_release(), Some(sequence(2)));
-        assert_eq!(windows.poll_release(), None, "each release is told once");
+        assert_eq!(windows.releases().poll(), Some(sequence(2)));
+        assert_eq!(windows.releases().poll(), None, "each release is told once");
         drop(third);
-        assert_eq!(windows.poll_release(), Some(sequence(3)));
-        assert_eq!(windows.held(), 0);
+        assert_eq!(windows.releases().poll(), Some(sequence(3)));
+        assert_eq!(windows.releases().held(), 0);
     }
 
     #[test]
@@ -548,7 +569,7 @@ mod tests {
         assert_eq!(windows.take().unwrap_err(), Poison::BulkExhausted);
         let mut windows = RxWindows::resumed(own(), LIMITS, BulkSequence::LAST);
         drop(windows.handle_ready(BulkSequence::LAST, len(1)).unwrap());
-        assert_eq!(windows.poll_release(), Some(BulkSequence::LAST));
+        assert_eq!(windows.releases().poll(), Some(BulkSequence::LAST));
         let after = windows.handle_ready(sequence(1), len(1)).unwrap_err();
         assert_eq!(after, Poison::ReadySequence { found: 1, expected: 0 });
     }
