@@ -1,15 +1,22 @@
 //! Octets on record, one test for each kind of them: they decode to what is written beside them and encode back.
 
+use bulkhead::wire::memcache::{Command, response};
+use bulkhead::wire::native::conversation::{Conversation, Step};
 use bulkhead::wire::native::credit::{Credits, Purpose};
 use bulkhead::wire::native::descriptor::{
     Descriptor, Negotiated, Nonce, RemoteAddress, RemoteKey, RingGeometry, WindowGeometry,
 };
+use bulkhead::wire::native::egress::Post;
+use bulkhead::wire::native::endpoint::{Endpoint, Settings};
 use bulkhead::wire::native::poison::Poison;
 use bulkhead::wire::native::record::Record;
-use bulkhead::wire::native::ring::{COMMIT_BYTES, CommitWord, SLOT_BYTES, SlotWrite};
+use bulkhead::wire::native::requester::{Answer, Requester, Shape};
+use bulkhead::wire::native::ring::{COMMIT_BYTES, CommitWord, RingMemory, SLOT_BYTES, SlotWrite};
+use bulkhead::wire::native::stream::{Outbound, Value as StreamValue};
 use bulkhead::wire::native::window::{PeerWindows, RxWindows};
 use bulkhead::wire::seq::{BulkSequence, ControlSequence};
 use serde_json::Value;
+use std::cell::RefCell;
 use std::time::Duration;
 
 /// The vectors of one kind: `(id, given, expected)`. Fails if there are not `count` of them, so that none is skipped
@@ -303,6 +310,140 @@ fn a_counter_read_back_frees_slots_or_is_wrong() {
         assert_eq!(judged.is_ok(), expect["ok"].as_bool().unwrap(), "{id}");
         if judged.is_ok() {
             assert_eq!(u64::from(credits.free()), number(&expect["free_slots"]), "{id}");
+        }
+    }
+}
+
+#[test]
+fn values_are_cut_into_full_windows_and_a_remainder() {
+    for (id, given, expect) in vectors("fragments", 4) {
+        let mut outbound = Outbound::new(number(&given["max_fragment"]) as u32);
+        let len = number(&given["length"]);
+        outbound.value(b"VALUE k 0 0\r\n", StreamValue { source: (), len, quick_len: len });
+        let pieces = std::iter::from_fn(|| outbound.poll_place()).filter_map(|(_, fill)| fill);
+        let lengths: Vec<u64> = pieces.map(|fill| u64::from(fill.piece.len)).collect();
+        let expected: Vec<u64> = expect["lengths"].as_array().unwrap().iter().map(number).collect();
+        assert_eq!(lengths, expected, "{id}");
+    }
+}
+
+/// A control region and an RX half of one thread.
+struct Region {
+    ring: RefCell<Vec<u8>>,
+    rx: RefCell<Vec<u8>>,
+}
+
+impl RingMemory for Region {
+    fn load(&self, offset: usize) -> u64 {
+        u64::from_le_bytes(*self.ring.borrow()[offset..].first_chunk().unwrap())
+    }
+
+    fn store(&self, offset: usize, word: u64) {
+        self.ring.borrow_mut()[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
+    }
+}
+
+/// Posts all that `endpoint` has, straight into the memory of the other side, and keeps what was written to its ring.
+fn deliver<M>(endpoint: &mut Endpoint<Vec<u8>, M>, to: &Region, written: &mut Vec<Vec<u8>>) {
+    let ring_at = peer_with(4).ring_at.address;
+    let mut slots = std::collections::HashMap::new();
+    while let Some(grant) = endpoint.poll_fill() {
+        let piece = grant.source;
+        let octets = &piece.value[piece.offset as usize..][..piece.len as usize];
+        slots.insert(grant.slot, octets.to_vec());
+        endpoint.handle_filled(grant.ticket);
+    }
+    while let Some(post) = endpoint.poll_post(Duration::ZERO).unwrap() {
+        let (at, octets) = match &post {
+            Post::Control { to, write, .. } => (to.address, write.octets()),
+            Post::Body { slot, len, ready_to, ready, .. } => {
+                assert_eq!(slots[slot].len(), *len as usize);
+                to.rx.borrow_mut()[..*len as usize].copy_from_slice(&slots[slot]);
+                (ready_to.address, ready.octets())
+            }
+            Post::Credits { .. } => panic!("the ring is far from full"),
+        };
+        let at = (at - ring_at) as usize;
+        to.ring.borrow_mut()[at..at + octets.len()].copy_from_slice(octets);
+        written.push(octets.to_vec());
+    }
+}
+
+#[test]
+fn exchanges_put_exactly_these_octets_into_the_rings() {
+    for (id, _, expect) in vectors("exchange", 2) {
+        let (mut own, peer) = (peer_with(4), peer_with(4));
+        own.nonce = Nonce::ours(1);
+        let stall_timeout = Duration::from_secs(30);
+        let settings = Settings { own, peer, queue_depth: 512, pipeline_bytes_max: 1 << 20, stall_timeout };
+        let region = || Region { ring: RefCell::new(vec![0; 69_632]), rx: RefCell::new(vec![0; 1 << 20]) };
+        let memory = [region(), region()];
+        let mut client = Endpoint::<Vec<u8>, _>::new(settings, Requester::new(true));
+        let mut server = Endpoint::<Vec<u8>, _>::new(settings, Conversation::new());
+        let (mut from_client, mut from_server) = (Vec::new(), Vec::new());
+        let (mut stored, mut body, mut received) = (Vec::new(), Vec::new(), None);
+
+        let steps = expect["steps"].as_array().unwrap();
+        let mut lines = steps.iter().filter(|step| step["from"] == "client").filter_map(|step| step["text"].as_str());
+        let sent = steps.iter().find(|step| step["body_hex"].is_string()).map(|step| octets(&step["body_hex"]));
+        let sent = sent.unwrap_or_default();
+        let line = lines.next().unwrap();
+        client.ask_store(line.as_bytes(), sent.clone(), sent.len() as u64);
+        assert_eq!(lines.next(), Some("\r\n"));
+        while client.machine.unanswered_count() > 0 {
+            deliver(&mut client, &memory[1], &mut from_client);
+            server.poll_ring(&memory[1], Duration::ZERO, 100).unwrap();
+            loop {
+                let Endpoint { inbound, outbound, machine, .. } = &mut server;
+                match machine.step(inbound).unwrap() {
+                    Step::NeedMore => break,
+                    Step::Command(Command::Store(header)) => {
+                        let len = header.len;
+                        machine.accept_body(len);
+                    }
+                    Step::Command(Command::Get { keys, .. }) => {
+                        let (value, key) = (stored.clone(), keys.as_bytes());
+                        let len = value.len() as u64;
+                        let mut line = Vec::new();
+                        response::value_line(&mut line, key, if key == b"foo" { 7 } else { 0 }, len, None);
+                        outbound.value(&line, StreamValue { source: value, len, quick_len: len });
+                        outbound.text(response::END);
+                    }
+                    Step::Body { .. } => {
+                        let lease = machine.take_body(inbound);
+                        let at = lease.offset() as usize;
+                        stored.extend_from_slice(&memory[1].rx.borrow()[at..at + lease.len() as usize]);
+                    }
+                    Step::BodyEnd => outbound.text(response::STORED),
+                    step => panic!("{step:?}"),
+                }
+            }
+            deliver(&mut server, &memory[0], &mut from_server);
+            client.poll_ring(&memory[0], Duration::ZERO, 100).unwrap();
+            loop {
+                match client.step().unwrap() {
+                    Answer::NeedMore => break,
+                    Answer::Line(line) => {
+                        assert_eq!(line, b"STORED");
+                        client.ask(lines.next().unwrap().as_bytes(), Shape::Values);
+                    }
+                    Answer::Body { .. } => {
+                        let lease = client.take_body();
+                        let at = lease.offset() as usize;
+                        body.extend_from_slice(&memory[0].rx.borrow()[at..at + lease.len() as usize]);
+                    }
+                    Answer::End => received = Some(std::mem::take(&mut body)),
+                    Answer::Value { .. } | Answer::ValueEnd => {}
+                    answer => panic!("{answer:?}"),
+                }
+            }
+        }
+        deliver(&mut client, &memory[1], &mut from_client);
+        assert_eq!(received, Some(sent), "{id}");
+        for (side, written) in [("client", from_client), ("server", from_server)] {
+            let expected: Vec<Vec<u8>> =
+                steps.iter().filter(|step| step["from"] == side).map(|step| octets(&step["write_hex"])).collect();
+            assert_eq!(written, expected, "{id}: what the {side} wrote");
         }
     }
 }

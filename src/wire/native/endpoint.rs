@@ -313,3 +313,127 @@ impl<V: Clone> Endpoint<V, Requester> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::descriptor::{Nonce, RemoteAddress, RemoteKey, RingGeometry, WindowGeometry};
+    use super::super::ring::SlotWrite;
+    use super::super::ring::tests::TestRegion;
+    use super::super::stream::PIPELINE_BYTES_MIN;
+    use super::*;
+    use crate::wire::memcache::Command;
+    use crate::wire::seq::{BulkSequence, ControlSequence};
+
+    const STALL: Duration = Duration::from_secs(30);
+
+    fn side(slot_count: u32) -> Descriptor {
+        let at = |address| RemoteAddress { address, key: RemoteKey(1) };
+        let (ring, windows) = (RingGeometry::new(slot_count).unwrap(), WindowGeometry::new(4096, 2).unwrap());
+        let ring_bytes = ring.mapping_bytes(4096) as u32;
+        Descriptor { ring, ring_at: at(1 << 32), ring_bytes, nonce: Nonce::ours(0), windows, bulk_at: at(1 << 40) }
+    }
+
+    /// A server and the ring that its peer writes to.
+    struct Served {
+        endpoint: Endpoint<(), Conversation>,
+        region: TestRegion,
+        next: ControlSequence,
+    }
+
+    impl Served {
+        fn new() -> Self {
+            let (own, peer) = (side(256), side(256));
+            let pipeline_bytes_max = PIPELINE_BYTES_MIN;
+            let settings = Settings { own, peer, queue_depth: 64, pipeline_bytes_max, stall_timeout: STALL };
+            let endpoint = Endpoint::new(settings, Conversation::new());
+            Self { endpoint, region: TestRegion::new(256), next: ControlSequence::FIRST }
+        }
+
+        fn come(&mut self, record: &Record<'_>) {
+            self.region.write(&SlotWrite::new(record, self.next, 256));
+            self.next = self.next.next().unwrap();
+        }
+
+        /// Fills and posts all that can be; gives the bodies among it.
+        fn bodies(&mut self) -> usize {
+            let mut count = 0;
+            while let Some(grant) = self.endpoint.poll_fill() {
+                self.endpoint.handle_filled(grant.ticket);
+            }
+            while let Some(post) = self.endpoint.poll_post(Duration::ZERO).unwrap() {
+                if let Post::Body { id, .. } = post {
+                    count += 1;
+                    self.endpoint.handle_completion(id, &self.region, Duration::ZERO).unwrap();
+                    while let Some(grant) = self.endpoint.poll_fill() {
+                        self.endpoint.handle_filled(grant.ticket);
+                    }
+                }
+            }
+            count
+        }
+    }
+
+    /// The reference server leaves the second command in its ring while it answers the first, and never sees the
+    /// releases behind it: an answer longer than the windows then hangs for good.
+    #[test]
+    fn releases_behind_a_pipelined_command_are_seen_while_an_answer_is_under_way() {
+        let mut served = Served::new();
+        served.come(&Record::Inline(b"get k\r\n"));
+        served.come(&Record::Inline(b"version\r\n"));
+        assert_eq!(served.endpoint.poll_ring(&served.region, Duration::ZERO, 100), Ok(2));
+        assert!(matches!(served.endpoint.step(), Ok(Step::Command(Command::Get { .. }))));
+        let value = Value { source: (), len: 6 * 4096, quick_len: 6 * 4096 };
+        served.endpoint.outbound.value(b"VALUE k 0 24576\r\n", value);
+        assert_eq!(served.bodies(), 2);
+        for released in [1, 2, 4] {
+            served.come(&Record::Release { sequence: BulkSequence::new(released).unwrap() });
+            assert_eq!(served.endpoint.poll_ring(&served.region, Duration::ZERO, 100), Ok(1));
+            let expected = if released == 4 { 2 } else { 1 };
+            assert_eq!(served.bodies(), expected, "after release {released}");
+        }
+        assert_eq!(served.endpoint.step(), Ok(Step::Command(Command::Version)), "read long before the answer was out");
+    }
+
+    #[test]
+    fn a_pipeline_that_is_full_and_does_not_move_ends_the_connection() {
+        let mut served = Served::new();
+        let line = [b"get ", &[b'k'; 185][..], b"\r\n"].concat();
+        assert_eq!(line.len(), 191);
+        let fitting = PIPELINE_BYTES_MIN / 191;
+        for _ in 0..=fitting {
+            served.come(&Record::Inline(&line));
+        }
+        served.come(&Record::Release { sequence: BulkSequence::FIRST });
+        let poll = |served: &mut Served, now| served.endpoint.poll_ring(&served.region, now, 1000);
+        assert_eq!(poll(&mut served, STALL), Ok(fitting));
+        assert_eq!(served.endpoint.deadline(), Some(STALL * 2));
+        assert_eq!(poll(&mut served, STALL * 2 - Duration::from_nanos(1)), Ok(0));
+        assert!(matches!(served.endpoint.step(), Ok(Step::Command(_))), "a line is read");
+        // One line of room is enough for the record that waited, and the one behind it is judged: it was never sent.
+        let error = poll(&mut served, STALL * 2).unwrap_err();
+        assert_eq!(error, EndCause::Poison(Poison::ReleaseUnsent { found: 1, sent: 0 }));
+
+        let mut served = Served::new();
+        for _ in 0..=fitting {
+            served.come(&Record::Inline(&line));
+        }
+        assert_eq!(poll(&mut served, STALL), Ok(fitting));
+        assert_eq!(poll(&mut served, STALL * 2), Err(EndCause::PipelineTooDeep));
+    }
+
+    #[test]
+    fn after_the_end_nothing_is_posted_and_every_slot_comes_back() {
+        let mut served = Served::new();
+        let value = Value { source: (), len: 4 * 4096, quick_len: 0 };
+        served.endpoint.outbound.value(b"VALUE k 0 16384\r\n", value);
+        let first = served.endpoint.poll_fill().unwrap();
+        served.endpoint.handle_disconnected();
+        assert!(!served.endpoint.is_released(), "a disk still writes to a slot");
+        served.endpoint.handle_filled(first.ticket);
+        assert!(served.endpoint.is_released());
+        assert!(served.endpoint.poll_fill().is_none());
+        assert!(matches!(served.endpoint.poll_post(Duration::ZERO), Ok(None)));
+        served.come(&Record::Inline(b"x"));
+        assert_eq!(served.endpoint.poll_ring(&served.region, Duration::ZERO, 9), Ok(0));
+    }
+}
