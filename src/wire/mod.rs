@@ -1,2 +1,4 @@
 //! Protocols, pure: no sockets, no clock, no actors, no unsafe.
 pub mod memcache;
+pub mod native;
+pub mod seq;

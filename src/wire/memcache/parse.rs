@@ -1,6 +1,6 @@
 //! One request line, from octets to a [`Command`] or a refusal.
 
-use memchr::{memchr, memchr2};
+use memchr::{memchr, memchr3};
 
 use super::number::{parse_exptime, parse_len, parse_u32, parse_u64};
 use super::request::{Command, Direction, KEY_BYTES_MAX, Keys, StoreHeader, StoreVerb, split_token};
@@ -85,6 +85,22 @@ impl Parser {
             Judged::Refused { reply, swallow } => Parsed::Refused { reply, consumed, swallow },
             Judged::Close(reason) => Parsed::Close(reason),
         }
+    }
+}
+
+/// Reads one line that the caller has framed, without its ending, of any length. `consumed` is the line's length.
+///
+/// For transports that end lines with CR LF alone: an LF within the line is an octet like others, and one that no key may
+/// have.
+pub fn parse_line(line: &[u8]) -> Parsed<'_> {
+    if line.first() == Some(&BINARY_MAGIC) {
+        return Parsed::Close(CloseReason::BinaryProtocol);
+    }
+    let consumed = line.len();
+    match judge(line) {
+        Judged::Command(command) => Parsed::Command { command, consumed },
+        Judged::Refused { reply, swallow } => Parsed::Refused { reply, consumed, swallow },
+        Judged::Close(reason) => Parsed::Close(reason),
     }
 }
 
@@ -307,7 +323,7 @@ fn unknown(rest: &[u8]) -> Judged<'_> {
 }
 
 fn is_key(token: &[u8]) -> bool {
-    (1..=KEY_BYTES_MAX).contains(&token.len()) && memchr2(b'\0', b'\r', token).is_none()
+    (1..=KEY_BYTES_MAX).contains(&token.len()) && memchr3(b'\0', b'\r', b'\n', token).is_none()
 }
 
 /// The keys of a retrieval line, if there is one at least and each is a key.
@@ -315,7 +331,7 @@ fn checked_keys(rest: &[u8]) -> Option<Keys<'_>> {
     let start = rest.iter().position(|&octet| octet != b' ')?;
     let keys = Keys::from_validated(&rest[start..]);
     // One pass for the octets and one for the lengths: both are cheaper than a look at each key.
-    let valid = memchr2(b'\0', b'\r', rest).is_none() && keys.clone().all(|key| key.len() <= KEY_BYTES_MAX);
+    let valid = memchr3(b'\0', b'\r', b'\n', rest).is_none() && keys.clone().all(|key| key.len() <= KEY_BYTES_MAX);
     valid.then_some(keys)
 }
 
@@ -485,5 +501,17 @@ mod tests {
             let command = Command::Stats { argument };
             assert_eq!(parse(line), Parsed::Command { command, consumed: line.len() });
         }
+    }
+
+    #[test]
+    fn a_framed_line_may_hold_an_lf_but_no_key_may() {
+        for line in [&b"get a\nb"[..], b"delete a\nflush_all", b"get a b\n", b"touch a\nb 0", b"incr \n 1"] {
+            assert!(matches!(parse_line(line), Parsed::Refused { reply: Some(_), swallow: 0, .. }), "{line:?}");
+        }
+        let refused = Parsed::Refused { reply: Some(response::BAD_LINE), consumed: 13, swallow: 7 };
+        assert_eq!(parse_line(b"set a\nb 0 0 5"), refused);
+        let command = Command::Get { keys: Keys::from_validated(b"a"), with_cas: false };
+        assert_eq!(parse_line(b"get a"), Parsed::Command { command, consumed: 5 });
+        assert_eq!(parse_line(b"\x80x"), Parsed::Close(CloseReason::BinaryProtocol));
     }
 }
