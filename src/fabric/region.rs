@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod aligned;
+pub mod shared;
 
 use crate::buddy::{Buddy, order_of};
 use crate::wake::Wake;

@@ -66,6 +66,11 @@ impl AlignedBuf {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 
+    /// Address and length, for memory that is reached in another way than by slices.
+    pub(super) fn as_raw(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.len)
+    }
+
     /// Cuts the memory into pieces of `piece_bytes` (a multiple of 4 KiB); a remainder is left unused.
     /// The region names the whole, for registration; the pieces own the bytes.
     ///

@@ -3,38 +3,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use std::os::fd::AsRawFd;
 
 use crate::fabric::region::aligned::{ALIGN_BYTES, AlignedBuf};
-
-/// A non-blocking eventfd with count zero.
-///
-/// # Errors
-/// What `eventfd` says: no descriptor or no memory left.
-pub fn eventfd() -> io::Result<OwnedFd> {
-    // SAFETY: no pointers are passed.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a fresh descriptor that nothing else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Lets a tokio runtime (that of the calling thread) watch `file`, a non-blocking descriptor that can be polled.
-///
-/// # Errors
-/// What `epoll_ctl` says.
-///
-/// # Panics
-/// Outside of a runtime.
-pub fn watch(file: File) -> io::Result<AsyncFd<File>> {
-    // SAFETY: the `AsyncFd` owns `file`, which names one descriptor from here to its drop.
-    Ok(unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }?)
-}
+pub use crate::fabric::sys::{eventfd, watch};
 
 /// Bytes an unprivileged process may still allocate on the file system that holds `file`.
 ///
