@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use bulkhead::fabric::faulty::{Faults, Faulty};
 use bulkhead::fabric::loopback::Loopback;
+use bulkhead::fabric::traced::Traced;
 use bulkhead::fabric::*;
 
 /// Long enough for any machine; nothing waits this long unless it is broken.
@@ -20,6 +22,13 @@ struct Bed {
 
 fn loopback() -> Bed {
     Bed { fabric: Arc::new(Loopback::new()), address: Address::Name("contract".into()) }
+}
+
+/// The wrappers change nothing of the contract; here the delays of one and the log of the other are both in the way.
+fn wrapped_loopback() -> Bed {
+    let faults = Faults { delay_per_mille: 300, ..Faults::default() };
+    let faulty = Faulty::new(Arc::new(Loopback::new()), 42, faults);
+    Bed { fabric: Arc::new(Traced::new(Arc::new(faulty))), ..loopback() }
 }
 
 /// One end: its lane, and the events nobody has asked for yet.
@@ -899,6 +908,7 @@ fn a_listener_has_its_address_alone_and_gives_it_back(bed: Bed) {
 macro_rules! contract {
     ($($test:ident),* $(,)?) => {
         contract!(@ loopback, loopback, [$($test),*]);
+        contract!(@ wrapped, wrapped_loopback, [$($test),*]);
     };
     (@ $module:ident, $bed:ident, [$($test:ident),*]) => {
         mod $module {

@@ -40,12 +40,14 @@
 //! A queue pair may be posted to from any thread. Posting wakes a sleeping lane; [`QueuePair::kick`] does at once, on the
 //! caller's thread, what the lane would do next for that queue pair.
 
+pub mod faulty;
 pub mod loopback;
 mod queue;
 pub mod region;
 mod registered;
 pub mod staging;
 pub(crate) mod sys;
+pub mod traced;
 
 pub use region::shared::SharedSpan;
 pub use registered::{Access, AccessError, LocalBuf, MemoryRegion, RemoteKey, RemoteSpan};

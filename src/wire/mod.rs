@@ -1,2 +1,3 @@
 //! Protocols, pure: no sockets, no clock, no actors, no unsafe.
+pub mod iwarp;
 pub mod memcache;
