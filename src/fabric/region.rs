@@ -5,6 +5,9 @@
 //! writes from a block keeps it alive, so memory is never reused under a transfer.
 #![allow(unsafe_code)]
 
+pub mod aligned;
+pub mod shared;
+
 use crate::buddy::{Buddy, order_of};
 use crate::wake::Wake;
 use std::fmt;

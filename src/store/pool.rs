@@ -950,7 +950,7 @@ mod tests {
         assert_eq!((metadata.len(), last.byte_len()), (MIB, MIB));
         assert!(metadata.blocks() * 512 >= MIB, "preallocated, not sparse");
         assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
-        let mut buf = sys::AlignedBuf::new(4096).unwrap();
+        let mut buf = crate::fabric::region::aligned::AlignedBuf::new(4096).unwrap();
         buf.as_mut_slice().fill(9);
         last.as_file().write_all_at(buf.as_slice(), MIB - 4096).unwrap();
         assert_ne!(files.file(0).unwrap().serial(), files.file(1).unwrap().serial());
