@@ -155,6 +155,11 @@ impl Output {
         self.places.push_back(Place::Value(Box::new(value)));
     }
 
+    /// Whether buffers are filled or on their way.
+    pub fn has_tail_reads(&self) -> bool {
+        self.tails > 0
+    }
+
     /// How many buffers this connection may have, [`TAIL_READS`] to [`TAIL_READS_MAX`]. It keeps those it has.
     pub fn set_tail_reads(&mut self, count: usize) {
         self.tails_max = count.clamp(TAIL_READS, TAIL_READS_MAX);
