@@ -32,7 +32,9 @@ const WINDOW_SEGMENTS: usize = 8;
 /// Slices that one gather takes: the kernel's limit is 1,024, and a megabyte needs four.
 const SLICES_MAX: usize = 128;
 /// Text beyond this stops parsing until some has left.
-const TEXT_BYTES_MAX: usize = 64 << 10;
+pub const TEXT_BYTES_MAX: usize = 32 << 10;
+/// Text that was sent is let go of once there is as much of it: of what a slow peer takes octet by octet.
+const SENT_TEXT_BYTES_MAX: usize = 4 << 10;
 /// Octets that one gather takes at most: a value of 1 MiB with its lines leaves in one call.
 pub const GATHER_BYTES_MAX: usize = (1 << 20) + (64 << 10);
 
@@ -449,9 +451,27 @@ impl Output {
         if self.text_sent == self.text.len() {
             self.text.clear();
             self.text_sent = 0;
-        } else if self.text_sent >= TEXT_BYTES_MAX {
+        } else if self.text_sent >= SENT_TEXT_BYTES_MAX {
             self.text.drain(..self.text_sent);
             self.text_sent = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It kept as much again of what was sent already.
+    #[test]
+    fn text_of_a_slow_peer_stays_near_its_bound() {
+        let mut output = Output::default();
+        for _ in 0..100 {
+            while !output.is_long() {
+                output.text(|out| out.extend_from_slice(&[b'x'; 100]));
+            }
+            output.handle_sent(3000);
+            assert!(output.text.len() <= TEXT_BYTES_MAX + 100 + SENT_TEXT_BYTES_MAX, "{}", output.text.len());
         }
     }
 }
