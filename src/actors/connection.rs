@@ -602,6 +602,22 @@ mod tests {
         assert!(rest(&mut peer).await.len() < LONG, "the reply is visibly not whole");
     }
 
+    /// Sixty-four values were pinned for a peer that read none of them: with a few such peers nobody else could read.
+    #[actix::test]
+    async fn no_more_is_pinned_for_a_peer_than_is_looked_up_ahead() {
+        let rig = Rig::new(|_| {});
+        let value = octets(1 << 20, 3);
+        rig.local.put(b"k", &value, 0, 0).await.unwrap();
+        let (_, mut peer) = rig.connect();
+        peer.write_all(&b"get k\r\n".repeat(20)).await.unwrap();
+        until("it is under way", || rig.metrics.memcache.cmd_get.get() > 0).await;
+        assert!(rig.store.gauges().pins <= 5, "{} pins", rig.store.gauges().pins);
+        for _ in 0..20 {
+            expect(&mut peer, &value_reply("k", &value)).await;
+        }
+        until("nothing is pinned", || rig.store.gauges().pins == 0).await;
+    }
+
     #[actix::test]
     async fn an_idle_connection_is_kept_unless_it_is_asked_to_go() {
         let rig = Rig::new(|config| config.timers.stall_timeout = Duration::from_millis(50));
