@@ -615,6 +615,7 @@ impl Side for Client {
             let time = net.now + net.dice.delay();
             net.at(time, Event::Wake { side: 0 });
         }
+        self.endpoint.rest();
         if let Some(deadline) = self.endpoint.deadline() {
             net.at(deadline.max(net.now), Event::Wake { side: 0 });
         }
@@ -765,6 +766,7 @@ fn run(plan: Plan, mut net: Net, client: &mut Client, server: &mut impl Side) ->
             Ok(()) => {}
             Err(EndCause::FailedRead) => break Ending::FailedRead,
             Err(EndCause::Poison(poison)) => break Ending::Poison(poison),
+            Err(EndCause::Stalled) => break Ending::Stalled,
             Err(cause) => panic!("{cause}"),
         }
     };
