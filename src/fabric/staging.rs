@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Semaphore;
 
-use crate::store::uring::{AlignedBuf, AlignedPiece, Region};
+use super::region::aligned::{AlignedBuf, AlignedPiece, Region};
 
 /// Bytes of one staging buffer: the longest segment of a value.
 pub const STAGING_BUF_BYTES: usize = 256 * 1024;

@@ -104,6 +104,14 @@ impl PoolError {
     }
 }
 
+impl PoolError {
+    /// Whether the same may work later with nothing but time: no descriptor was left.
+    pub fn is_passing(&self) -> bool {
+        let Self::Io { source, .. } = self else { return false };
+        matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+    }
+}
+
 /// What [`init`] found.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Initialized {
@@ -716,6 +724,15 @@ mod tests {
         init(dir).unwrap();
     }
 
+    /// Peers that took all descriptors made the pool smaller for ever.
+    #[test]
+    fn want_of_descriptors_passes_and_other_errors_stay() {
+        let error = |number| failed("create", Path::new("x"), io::Error::from_raw_os_error(number));
+        assert!(error(libc::EMFILE).is_passing() && error(libc::ENFILE).is_passing());
+        assert!(!error(libc::EROFS).is_passing() && !error(libc::ENOSPC).is_passing());
+        assert!(!PoolError::Vanished { dir: "x".into() }.is_passing());
+    }
+
     #[test]
     fn an_absent_directory_is_created_for_this_user_alone_and_blessed() {
         let temp = tempfile::tempdir().unwrap();
@@ -933,7 +950,7 @@ mod tests {
         assert_eq!((metadata.len(), last.byte_len()), (MIB, MIB));
         assert!(metadata.blocks() * 512 >= MIB, "preallocated, not sparse");
         assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
-        let mut buf = sys::AlignedBuf::new(4096).unwrap();
+        let mut buf = crate::fabric::region::aligned::AlignedBuf::new(4096).unwrap();
         buf.as_mut_slice().fill(9);
         last.as_file().write_all_at(buf.as_slice(), MIB - 4096).unwrap();
         assert_ne!(files.file(0).unwrap().serial(), files.file(1).unwrap().serial());

@@ -10,7 +10,7 @@
 //!                     table      ▲                     │
 //!                                └── short, EINTR ─────┘
 //! ```
-//! With `fabric::{region, shm, verbs}` this module and those below it are the only ones with `unsafe`.
+//! With `fabric::{region, sys}` this module and those below it are the only ones with `unsafe`.
 
 mod blocking;
 mod queue;
@@ -29,11 +29,11 @@ use tokio::io::unix::AsyncFd;
 use tracing::{debug, warn};
 
 use super::pool::{EXTENT_ALIGN, PoolFile};
+pub use crate::fabric::region::aligned::{AlignedBuf, AlignedPiece, Region};
 use crate::fabric::staging::StagingBuf;
 use blocking::Blocking;
 pub use queue::{Direction, DriveQueue};
 use ring::Ring;
-pub use sys::{AlignedBuf, AlignedPiece, Region};
 
 /// An error number of the system.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

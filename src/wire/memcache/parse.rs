@@ -2,7 +2,7 @@
 
 use memchr::{memchr, memchr3};
 
-use super::number::{parse_exptime, parse_u32, parse_u64};
+use super::number::{parse_exptime, parse_len, parse_u32, parse_u64};
 use super::request::{Command, Direction, KEY_BYTES_MAX, Keys, StoreHeader, StoreVerb, split_token};
 use super::response;
 
@@ -210,13 +210,12 @@ fn storage(verb: StoreVerb, rest: &[u8]) -> Judged<'_> {
     let argument_count_max = if verb == StoreVerb::Cas { 6 } else { 5 };
     let [key, flags, exptime, len, cas, _] = arguments.kept;
     let reply = if arguments.count > argument_count_max { response::ERROR } else { response::BAD_LINE };
-    let Some(len) = parse_u64(len) else {
+    let Some(len) = parse_len(len) else {
         return refused(reply, false, 0);
     };
     let noreply = arguments.noreply();
-    // Whatever is wrong with the line, a body of that length follows it, and must not be read as commands. A length
-    // that overflows here would keep a peer sending for centuries; it drowns in its own body.
-    let swallow = len.saturating_add(TRAILER_BYTES);
+    // Whatever is wrong with the line, a body of that length follows it, and must not be read as commands.
+    let swallow = len + TRAILER_BYTES;
     let header = || {
         if arguments.count > argument_count_max || !is_key(key) {
             return None;
@@ -382,21 +381,23 @@ mod tests {
             key: b"k",
             flags: 7,
             exptime: -1,
-            len: u64::MAX,
+            len: i64::MAX as u64,
             cas: 9,
             noreply: true,
         };
-        let line = b"cas k 7 -1 18446744073709551615 9 noreply\r\n";
+        let line = b"cas k 7 -1 9223372036854775807 9 noreply\r\n";
         assert_eq!(parse(line), Parsed::Command { command: Command::Store(header), consumed: line.len() });
     }
 
     #[test]
     fn a_refused_storage_line_has_its_body_swallowed_when_its_length_is_readable() {
         type Case = (&'static [u8], Option<&'static [u8]>, u64);
-        let cases: [Case; 8] = [
+        let cases: [Case; 10] = [
             (b"set a foo 0 1\r\n", Some(response::BAD_LINE), 3),
             (b"set a foo 0 1 noreply\r\n", None, 3),
-            (b"set a foo 0 18446744073709551615\r\n", Some(response::BAD_LINE), u64::MAX),
+            (b"set a foo 0 9223372036854775807\r\n", Some(response::BAD_LINE), (1 << 63) + 1),
+            (b"set a foo 0 9223372036854775808\r\n", Some(response::BAD_LINE), 0),
+            (b"set a 0 0 18446744073709551615 noreply\r\n", Some(response::BAD_LINE), 0),
             (b"set a 0 0 1 noreply extra\r\n", Some(response::ERROR), 3),
             (b"set a 0 0 1 extra noreply\r\n", None, 3),
             (b"set a 0 0 foo noreply\r\n", Some(response::BAD_LINE), 0),
