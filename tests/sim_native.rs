@@ -366,7 +366,7 @@ fn piece_of(piece: &Piece<Stored>) -> Vec<u8> {
 
 impl Side for Server {
     fn done(&mut self, id: WorkId, net: &Net) -> Result<(), EndCause> {
-        self.endpoint.handle_completion(id, &*net.memory[1], net.now)
+        self.endpoint.handle_completion(id, || net.memory[1].load(READBACK_OFFSET), net.now)
     }
 
     fn filled(&mut self, ticket: Ticket, is_filled: bool, _: &Net) {
@@ -568,7 +568,7 @@ impl Client {
 
 impl Side for Client {
     fn done(&mut self, id: WorkId, net: &Net) -> Result<(), EndCause> {
-        self.endpoint.handle_completion(id, &*net.memory[0], net.now)
+        self.endpoint.handle_completion(id, || net.memory[0].load(READBACK_OFFSET), net.now)
     }
 
     fn filled(&mut self, ticket: Ticket, _: bool, _: &Net) {

@@ -140,7 +140,8 @@ pub enum Post {
         ready_to: RemoteAddress,
         ready: SlotWrite,
     },
-    /// A Read of 8 octets into [`READBACK_OFFSET`](super::ring::READBACK_OFFSET) of the own region (signalled).
+    /// A Read of 8 octets, little-endian (signalled): into a buffer of the connection, or into
+    /// [`READBACK_OFFSET`](super::ring::READBACK_OFFSET) of the own region. No other is in flight.
     Credits { id: WorkId, from: RemoteAddress },
 }
 
@@ -151,7 +152,7 @@ pub enum Completed {
     Control,
     /// A slot was sent from.
     Slot(TxSlot),
-    /// The peer's counter has landed: load it, and call [`Egress::handle_credits`].
+    /// The peer's counter has come: give it to [`Egress::handle_credits`].
     Credits,
 }
 

@@ -20,7 +20,7 @@ use super::egress::{Completed, Egress, Failure, Post, WorkId};
 use super::intake::{Arrival, Intake, Look};
 use super::poison::Poison;
 use super::requester::{Answer, Requester, Shape};
-use super::ring::{READBACK_OFFSET, RingMemory};
+use super::ring::RingMemory;
 use super::stream::{Inbound, Outbound, Piece, Value};
 use super::window::{FailedFill, Grant, Releases, RxLease, Ticket, TxSlots};
 use std::time::Duration;
@@ -192,15 +192,20 @@ impl<V: Clone, M> Endpoint<V, M> {
         }
     }
 
-    /// A signalled work request is done.
+    /// A signalled work request is done. `counter` gives what the last Read found; it is asked only where that is over.
     ///
     /// # Errors
     /// [`EndCause`].
-    pub fn handle_completion(&mut self, id: WorkId, memory: &impl RingMemory, now: Duration) -> Result<(), EndCause> {
+    pub fn handle_completion(
+        &mut self,
+        id: WorkId,
+        counter: impl FnOnce() -> u64,
+        now: Duration,
+    ) -> Result<(), EndCause> {
         match self.egress.handle_completion(id)? {
             Completed::Control => {}
             Completed::Slot(slot) => self.slots.handle_retired(slot),
-            Completed::Credits => self.egress.handle_credits(memory.load(READBACK_OFFSET), now)?,
+            Completed::Credits => self.egress.handle_credits(counter(), now)?,
         }
         Ok(())
     }
@@ -376,7 +381,7 @@ mod tests {
             while let Some(post) = self.endpoint.poll_post(Duration::ZERO).unwrap() {
                 if let Post::Body { id, .. } = post {
                     count += 1;
-                    self.endpoint.handle_completion(id, &self.region, Duration::ZERO).unwrap();
+                    self.endpoint.handle_completion(id, || panic!("no Read was posted"), Duration::ZERO).unwrap();
                     while let Some(grant) = self.endpoint.poll_fill() {
                         self.endpoint.handle_filled(grant.ticket);
                     }
