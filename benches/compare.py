@@ -3,7 +3,7 @@
 
 usage: benches/compare.py [hot|tail|cold|idle ...]     (default: all)
 environment: ROUNDS (7), SECONDS (1), SERVER_CORE (0), CLIENT_CORE (1), MEMCACHED (memcached), WORK (a directory for pools,
-below target/ by default)
+below target/ by default), PRIORITY (a command in front of servers and clients, such as "chrt -f 1" on a shared machine)
 
 hot   GET and SET of 64 KiB, 1 MiB, 8 MiB, whole values in RAM, against memcached -t 1: throughput and CPU seconds per GiB
 tail  first octet of an 8 MiB value with its tail on disk against one wholly in RAM
@@ -23,6 +23,7 @@ ROUNDS = int(os.environ.get("ROUNDS", 7))
 SECONDS = float(os.environ.get("SECONDS", 1))
 SERVER_CORE = os.environ.get("SERVER_CORE", "0")
 CLIENT_CORE = os.environ.get("CLIENT_CORE", "1")
+PRIORITY = os.environ.get("PRIORITY", "").split()
 WORK = tempfile.mkdtemp(prefix="compare-", dir=os.environ.get("WORK", os.path.join(ROOT, "target")))
 TICKS = os.sysconf("SC_CLK_TCK")
 MIB = 1 << 20
@@ -56,7 +57,7 @@ def started(process, url, admin=None):
 def bulkhead(memory, pool="9GiB"):
     pool_dir = tempfile.mkdtemp(prefix="pool-", dir=WORK)
     os.rmdir(pool_dir)
-    command = ["taskset", "-c", SERVER_CORE, BINARY, "serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0",
+    command = [*PRIORITY, "taskset", "-c", SERVER_CORE, BINARY, "serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0",
                "--memory", memory, "--lanes", "1", "--pool", f"{pool_dir}:{pool}", "--log-level", "warn"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     urls = {}
@@ -79,7 +80,7 @@ def memcached():
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     user = ["-u", "root"] if os.getuid() == 0 else []
-    process = subprocess.Popen(["taskset", "-c", SERVER_CORE, program, *user, "-t", "1", "-m", "4096", "-I", "128m",
+    process = subprocess.Popen([*PRIORITY, "taskset", "-c", SERVER_CORE, program, *user, "-t", "1", "-m", "4096", "-I", "128m",
                                 "-l", "127.0.0.1", "-p", str(port)])
     time.sleep(0.5)
     version = subprocess.run([program, "-V"], capture_output=True, text=True).stdout.strip()
@@ -90,7 +91,7 @@ def memcached():
 
 def bench(server, *arguments):
     before = server.cpu_seconds()
-    run = subprocess.run(["taskset", "-c", CLIENT_CORE, BINARY, "bench", "--server", server.url, "--json", *arguments],
+    run = subprocess.run([*PRIORITY, "taskset", "-c", CLIENT_CORE, BINARY, "bench", "--server", server.url, "--json", *arguments],
                          capture_output=True, text=True)
     after = server.cpu_seconds()
     if run.returncode:

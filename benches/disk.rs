@@ -266,8 +266,9 @@ async fn compare(backend: Backend, files: &Arc<PoolFiles>, plan: &Plan) {
 }
 
 fn main() {
-    // `cargo bench` says so; anything else (`cargo test --benches`) only sees whether it runs.
-    let plan = if std::env::args().any(|argument| argument == "--bench") {
+    // `cargo bench` says so; with `--test`, and for `cargo test --benches`, all that counts is whether it runs.
+    let has = |name| std::env::args().any(|argument| argument == name);
+    let plan = if has("--bench") && !has("--test") {
         Plan { segments: 3072, reads_per_round: 512, rounds: 7 }
     } else {
         Plan { segments: 32, reads_per_round: 32, rounds: 1 }

@@ -20,7 +20,6 @@ enum Choice {
     Accept,
     AbandonAfter(u64),
     Swallow,
-    Distrust,
 }
 
 /// Numbers that look random and follow from `seed` alone (SplitMix64).
@@ -79,7 +78,6 @@ pub fn drive(
                             conversation.swallow_body(header.len);
                             assert!(conversation.is_swallowing());
                         }
-                        Choice::Distrust => conversation.distrust_body(),
                     }
                 }
                 false
@@ -139,7 +137,6 @@ fn choose(choices: &mut Dice, len: u64) -> Choice {
         0..=3 => Choice::Accept,
         // Abandoning begins within a body: an empty one has no such place.
         4 | 5 if len > 0 => Choice::AbandonAfter(choices.roll(len.min(64)).max(1)),
-        6 => Choice::Distrust,
         _ => Choice::Swallow,
     }
 }

@@ -1,7 +1,7 @@
 //! Power-of-two allocator of unit ranges: the one allocator behind the arena (64-octet units) and every pool file
 //! (4 KiB units).
 //!
-//! Free blocks of each order are bits in a [`BitTree`], so that a region of millions of units costs two bits a unit, a
+//! Free blocks of each order are bits in a `BitTree`, so that a region of millions of units costs two bits a unit, a
 //! page of which is touched only once a block of that size was split. The lowest address is taken first, which keeps
 //! long-lived blocks together and large ones whole.
 

@@ -624,7 +624,7 @@ mod tests {
             ("[store]\nhead = \"100KiB\"", "100KiB", "64KiB"),
             ("[store]\nhead = 0", "0", "64KiB"),
             ("[store]\nstaging = \"300KiB\"", "300KiB", "256KiB"),
-            ("[store]\nstaging = \"1MiB\"", "1MiB", "8"),
+            ("[store]\nstaging = \"1MiB\"", "1MiB", "32"),
             ("[store]\nvalue_max = 0", "0", "value_max"),
             ("[store]\nindex_bytes_max = 9", "9", "1MiB"),
             ("[store]\npinned_share = 0.0", "0", "1"),

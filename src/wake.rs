@@ -17,6 +17,11 @@ impl Wake {
         self.wanted.store(true, Ordering::SeqCst);
     }
 
+    /// Somebody asked, and nothing became free since.
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst)
+    }
+
     /// Something became free. Rings if anyone asked since the last ring.
     pub fn signal(&self) {
         if self.wanted.load(Ordering::SeqCst) && self.wanted.swap(false, Ordering::SeqCst) {

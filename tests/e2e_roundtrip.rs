@@ -91,6 +91,7 @@ fn one_value_of_each_interesting_size_comes_back_over_tcp_and_unix_sockets() {
             client.get("key", pattern, size);
         }
     }
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -112,6 +113,7 @@ fn stream_through(size: u64, pool: &str) {
     let most = daemon.rss_max_bytes();
     assert!(most < 200 * MIB, "{} MiB were resident", most / MIB);
     assert!(most < daemon.memory_sum_bytes(), "{} MiB were resident, more than the sum printed", most / MIB);
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -139,6 +141,7 @@ fn sixteen_clients_at_once_read_what_they_wrote_and_never_a_mixture() {
             });
         }
     });
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -164,6 +167,7 @@ fn sizes_around_every_multiple_of_16_and_64_kib_come_back_pipelined() {
             reader.expect("\r\nEND\r\n");
         }
     });
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -335,6 +339,7 @@ fn every_command_on_values(location: Location) {
     client.ask("flush_all\r\n", "OK\r\n");
     client.get_nothing(&keys[0]);
     client.expect_in_step();
+    daemon.assert_nothing_leaks();
 }
 
 /// A value that is short enough for RAM alone gets room on disk when it grows past a head. Its parts may be blocks of a
@@ -384,6 +389,7 @@ fn values_that_grow_past_the_head_go_to_disk_and_come_back() {
     get_parts(&mut client, "steps", 7, &steps);
     assert!(reads(&daemon)[2] > 0, "nothing was read from disk");
     assert!(!daemon.log().contains("ERROR"), "{}", daemon.log());
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -397,6 +403,7 @@ fn numbers_and_short_values_are_right_in_every_command() {
     client.ask("decr n 1 noreply\r\ngat 0 n\r\n", "VALUE n 5 4\r\n999 \r\nEND\r\n");
     client.ask("incr nothing 1\r\ndecr nothing 1\r\nincr nothing 1 noreply\r\n", "NOT_FOUND\r\nNOT_FOUND\r\n");
     client.expect_in_step();
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -431,6 +438,7 @@ fn sixteen_clients_counting_at_once_lose_no_count() {
     }
     client.expect("\r\nEND\r\n");
     assert_eq!(counts, [100; 16]);
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -519,6 +527,7 @@ fn readers_finish_the_value_they_began_whatever_becomes_of_its_key() {
         reader.expect("\r\nEND\r\n");
         reader.get_nothing(key);
     }
+    daemon.assert_nothing_leaks();
 }
 
 /// Values are evicted while others stream: whoever began to read gets the whole value or, had it gone before, a miss.
@@ -559,6 +568,168 @@ fn eviction_never_takes_a_value_from_its_readers() {
         }
     });
     assert!(daemon.stat("evictions") > 0, "nothing was evicted");
+    daemon.assert_nothing_leaks();
+}
+
+/// Pins are bounded so that readers cannot keep the store from its writers. A value longer than the bound is read all the
+/// same, neither put off for ever by others that come and go, nor putting them off while its own reader is slow.
+#[test]
+fn a_value_longer_than_readers_may_pin_is_read_beside_others() {
+    // A reader that is cut for being slow would hide that others wait for it.
+    let daemon = Daemon::builder().pool("256MiB").setting("TIMERS__STALL_TIMEOUT", "10m").start();
+    let mut client = daemon.connect();
+    // A quarter of the pool is 64 MiB.
+    client.set("long", Pattern(1), 100 * MIB);
+    for index in 0..8 {
+        client.set(&format!("short-{index}"), Pattern(10 + index), 8 * MIB);
+    }
+    let done = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for index in 0..8 {
+            let (daemon, done) = (&daemon, &done);
+            scope.spawn(move || {
+                let mut client = Client::tcp_with_buffers(daemon.address(), Some(64 << 10), None);
+                while done.load(Ordering::Relaxed) == 0 {
+                    client.get(&format!("short-{index}"), Pattern(10 + index), 8 * MIB);
+                }
+            });
+        }
+        // Several at once would keep each other from it if the place were not given back.
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                let daemon = &daemon;
+                scope.spawn(move || {
+                    let mut client = daemon.connect();
+                    (0..2).for_each(|_| client.get("long", Pattern(1), 100 * MIB));
+                })
+            })
+            .collect();
+        let failed = readers.into_iter().any(|reader| reader.join().is_err());
+        done.store(1, Ordering::Relaxed);
+        assert!(!failed, "the long value was not read");
+    });
+    let mut slow = Client::tcp_with_buffers(daemon.address(), Some(4096), None);
+    slow.send("get long\r\n");
+    slow.expect(format!("VALUE long 0 {}\r\n", 100 * MIB));
+    for index in 0..8 {
+        client.get(&format!("short-{index}"), Pattern(10 + index), 8 * MIB);
+    }
+    drop(slow);
+    daemon.assert_nothing_leaks();
+}
+
+/// Values are cut into segments of 256 KiB and smaller blocks at their end, and disks take whole pages.
+#[test]
+fn sizes_around_every_cut_come_back_from_disk() {
+    let daemon = serve(&["--head", "64KiB"]);
+    let mut client = daemon.connect();
+    let mut sizes: Vec<u64> = Vec::new();
+    for whole in [64 * KIB, 128 * KIB, 256 * KIB, 320 * KIB, 512 * KIB, 576 * KIB, MIB] {
+        for rest in [0, 1, 63, 64, 65, 511, 513, 4095, 4096, 4097, 16_383, 16_385, 40_000, 65_535, 65_537, 130_000] {
+            sizes.extend([whole + rest, whole - rest.min(whole - 1)]);
+        }
+    }
+    for (index, &size) in sizes.iter().enumerate() {
+        client.set(&format!("{index}"), Pattern(index as u64), size);
+    }
+    for index in 0..1200 {
+        client.set(&format!("filler-{index}"), Pattern(index), 64 * KIB + 1);
+    }
+    let before = reads(&daemon);
+    for round in 0..2 {
+        for (index, &size) in sizes.iter().enumerate() {
+            client.get(&format!("{index}"), Pattern(index as u64), size);
+        }
+        let now = reads(&daemon);
+        let large = sizes.iter().filter(|&&size| size > 64 * KIB).count() as u64;
+        assert!(round > 0 || now[1] - before[1] == large, "some values still had their heads in RAM");
+    }
+    daemon.assert_nothing_leaks();
+}
+
+#[test]
+fn one_retrieval_names_hundreds_of_values_wherever_they_lie() {
+    let daemon = serve(&[]);
+    let mut client = daemon.connect();
+    let sizes = [0, 10, 4096, 4097, 70_000, 262_144, 262_145, 700_000, 2_000_000];
+    let values: Vec<(String, u64)> = (0..270).map(|index| (format!("v{index}"), sizes[index % sizes.len()])).collect();
+    for (index, (key, len)) in values.iter().enumerate() {
+        client.set(key, Pattern(index as u64), *len);
+    }
+    let keys: String = values.iter().flat_map(|(key, _)| [" ", key, " nothing"]).collect();
+    // The short ones among them live in RAM alone, and some of those may be gone.
+    let mut is_there = |index: usize| {
+        let (key, len) = &values[index];
+        client.send(format!("get {key}\r\n"));
+        if client.line() == "END" {
+            return false;
+        }
+        client.expect_pattern(Pattern(index as u64), 0, *len, key);
+        client.expect("\r\nEND\r\n");
+        true
+    };
+    let present: Vec<usize> = (0..values.len()).filter(|&index| is_there(index)).collect();
+    assert!(present.len() > 200, "{} values are left", present.len());
+    for (verb, receive) in [("get", None), ("gat 0", Some(4096))] {
+        let mut reader = Client::tcp_with_buffers(daemon.address(), receive, None);
+        reader.send(format!("{verb}{keys}\r\n{verb}{keys}\r\n"));
+        for _ in 0..2 {
+            for &index in &present {
+                let (key, len) = &values[index];
+                reader.expect_value(key, 0, Pattern(index as u64), *len);
+            }
+            reader.expect("END\r\n");
+        }
+    }
+    daemon.assert_nothing_leaks();
+}
+
+/// memcached answers 59,999 of 100,000 and then END, as if the rest were missing.
+#[test]
+fn a_key_that_is_named_a_hundred_thousand_times_is_answered_as_often() {
+    let daemon = serve(&[]);
+    let mut client = daemon.connect();
+    for (key, len) in [("a", 1), ("b", 5000)] {
+        client.set(key, Pattern(1), len);
+        let count = if len == 1 { 100_000 } else { 60_010 };
+        client.send(format!("get{}\r\n", format!(" {key}").repeat(count)));
+        let value =
+            [format!("VALUE {key} 0 {len}\r\n").into_bytes(), Pattern(1).octets(0, len as usize), b"\r\n".to_vec()]
+                .concat();
+        for _ in 0..count {
+            assert!(client.read(value.len()) == value, "one of them is wrong");
+        }
+        client.expect("END\r\n");
+    }
+    daemon.assert_nothing_leaks();
+}
+
+#[test]
+fn a_delayed_flush_takes_what_is_there_when_it_comes_and_nothing_later() {
+    let daemon = serve(&[]);
+    let mut client = daemon.connect();
+    client.set("large", Pattern(1), MIB);
+    client.ask("set a 0 0 1\r\nx\r\nflush_all 2\r\nget a\r\n", "STORED\r\nOK\r\nVALUE a 0 1\r\nx\r\nEND\r\n");
+    client.ask("set b 0 0 1\r\nx\r\n", "STORED\r\n");
+    client.get("large", Pattern(1), MIB);
+    loop {
+        client.send("get b\r\n");
+        if client.line() == "END" {
+            break;
+        }
+        client.expect("x\r\nEND\r\n");
+        thread::sleep(Duration::from_millis(50));
+    }
+    client.get_nothing("large");
+    client.get_nothing("a");
+    client.ask("add a 0 0 1\r\ny\r\n", "STORED\r\n");
+    thread::sleep(Duration::from_millis(300));
+    client.ask("get a\r\n", "VALUE a 0 1\r\ny\r\nEND\r\n");
+    // A later call takes the place of one that has not come yet.
+    client.ask("flush_all 1\r\nflush_all 100\r\n", "OK\r\nOK\r\n");
+    thread::sleep(Duration::from_millis(1500));
+    client.ask("get a\r\n", "VALUE a 0 1\r\ny\r\nEND\r\n");
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -611,6 +782,7 @@ fn load_at_full_speed(total: u64, memory: &str, pool: &str) {
     fn length(id: u64, index: u64) -> u64 {
         MIB + u64::from_le_bytes(Pattern(id).octets(index * 8, 8).try_into().expect("8 octets")) % (7 * MIB)
     }
+    daemon.assert_nothing_leaks();
 }
 
 /// A conversation that uses every command and most answers, the same however it is cut.
@@ -676,6 +848,7 @@ fn a_conversation_is_the_same_one_octet_at_a_time_and_at_every_cut() {
             client.expect(&replies);
         }
     }
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -703,6 +876,7 @@ fn a_conversation_is_the_same_for_a_reader_with_tiny_buffers() {
         }
     });
     reader.expect_in_step();
+    daemon.assert_nothing_leaks();
 }
 
 #[test]
@@ -742,4 +916,5 @@ fn everything_asked_before_half_a_close_is_answered_and_then_the_end_comes() {
     writer.finish();
     writer.expect_end();
     client.get_nothing("half");
+    daemon.assert_nothing_leaks();
 }

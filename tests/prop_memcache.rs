@@ -1,6 +1,8 @@
 //! The memcache parser under any octets, and under requests that are nearly right.
 
-use bulkhead::wire::memcache::number::{append_padded_number, parse_exptime, parse_stored_number, parse_u64};
+use bulkhead::wire::memcache::number::{
+    append_padded_number, parse_exptime, parse_len, parse_stored_number, parse_u64,
+};
 use bulkhead::wire::memcache::{Command, Keys, Parsed, Parser, StoreHeader, StoreVerb, response};
 use proptest::prelude::*;
 
@@ -96,7 +98,7 @@ proptest! {
             ("append", StoreVerb::Append), ("prepend", StoreVerb::Prepend), ("cas", StoreVerb::Cas),
         ][..]),
         key in prop::collection::vec(any::<u8>().prop_filter("no key octet", |o| !b" \r\n\0".contains(o)), 1..=250),
-        flags: u32, exptime: i64, len: u64, cas: u64, noreply: bool,
+        flags: u32, exptime: i64, len in 0..1u64 << 63, cas: u64, noreply: bool,
     ) {
         let (name, verb) = verb;
         let cas = if verb == StoreVerb::Cas { cas } else { 0 };
@@ -129,6 +131,8 @@ proptest! {
         let wide: i128 = text.parse().unwrap();
         let clamped = wide.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64;
         prop_assert_eq!(parse_exptime(text.as_bytes()), Some(clamped));
+        let len: Option<i64> = digits.parse().ok();
+        prop_assert_eq!(parse_len(digits.as_bytes()), len.map(i64::unsigned_abs));
     }
 
     #[test]

@@ -108,6 +108,7 @@ fn encode_gauges(page: &mut Page<'_>, gauges: &Gauges) -> fmt::Result {
         memory_ram_only_bytes,
         pool_bytes,
         pool_used_bytes,
+        extents,
         claims,
         claimed_bytes,
         writers_waiting,
@@ -129,7 +130,8 @@ fn encode_gauges(page: &mut Page<'_>, gauges: &Gauges) -> fmt::Result {
     page.gauge("arena_clean", "Octets of the arena that are on disk as well", BYTES, memory_clean_bytes)?;
     page.gauge("arena_ram_only", "Octets of the arena that never go to disk", BYTES, memory_ram_only_bytes)?;
     page.gauge("pool_capacity", "Octets of extents the drives may hold", BYTES, pool_bytes)?;
-    page.gauge("pool_used", "Octets of extents in use", BYTES, pool_used_bytes)
+    page.gauge("pool_used", "Octets of extents in use", BYTES, pool_used_bytes)?;
+    page.gauge("pool_extents", "Extents in use", None, extents)
 }
 
 fn encode_counters(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
@@ -267,6 +269,9 @@ pub(super) fn bind(address: SocketAddr) -> Result<(String, TcpListener), StartEr
     Ok((format!("http://{bound}/metrics"), socket))
 }
 
+/// Connections of the port at once; others wait to be accepted. Without a bound they could take every descriptor.
+const CONNECTIONS_MAX: usize = 64;
+
 pub(super) fn serve(socket: TcpListener, views: Views) -> io::Result<ServerHandle> {
     let server = HttpServer::new(move || {
         App::new()
@@ -275,6 +280,7 @@ pub(super) fn serve(socket: TcpListener, views: Views) -> io::Result<ServerHandl
             .route("/healthz", web::get().to(healthz))
     })
     .workers(1)
+    .max_connections(CONNECTIONS_MAX)
     .disable_signals()
     .listen(socket)?
     .run();
@@ -410,8 +416,9 @@ mod tests {
             writers_waiting: 14,
             pins: 15,
             pinned_bytes: 16,
+            extents: 17,
         };
-        assert_shows(&page(move |page| encode_gauges(page, &gauges)), 1, 16);
+        assert_shows(&page(move |page| encode_gauges(page, &gauges)), 1, 17);
     }
 
     #[test]

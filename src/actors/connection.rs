@@ -148,6 +148,8 @@ impl Connection {
             self.staging_wait = None;
             self.staging_buf = Some(buf);
         }
+        // A quarter of what nobody has: the next connections still find their share.
+        self.session.set_tail_reads(self.lane.staging.available() / 4);
         while let Some(action) = self.session.poll_action() {
             match action {
                 Action::Reserve { len } => {
@@ -160,6 +162,10 @@ impl Connection {
                 Action::Read(read) => {
                     let Some(into) = self.staging_buf.take().or_else(|| self.lane.staging.try_take()) else {
                         self.session.handle_read_back(read.ticket);
+                        // What came would be kept for a peer that takes nothing, while others wait for it.
+                        if self.send_blocked {
+                            return;
+                        }
                         let mut wait = Box::pin(self.lane.staging.take());
                         if let Poll::Ready(buf) = wait.as_mut().poll(task) {
                             self.staging_buf = Some(buf);
@@ -185,10 +191,13 @@ impl Connection {
         loop {
             self.session.process();
             self.act(ctx, task);
-            let before = moved;
+            let (before, was_blocked) = (moved, self.send_blocked);
             match self.send(task) {
                 Ok(sent) => moved += sent,
                 Err(error) => return Some(Over::Socket(error)),
+            }
+            if was_blocked && !self.send_blocked {
+                self.act(ctx, task);
             }
             if self.session.wants_input() {
                 match self.receive(task) {
@@ -250,9 +259,13 @@ impl Connection {
             }
         }
         self.send_blocked = true;
-        // Nobody keeps lane buffers while waiting for a peer that others wait for.
-        if self.lane.staging.available() == 0 && self.staging_wait.is_none() {
+        // Nobody keeps lane buffers, a place in the queue for them, or memory while waiting for a peer, if others wait.
+        if self.lane.staging.available() == 0 {
+            self.staging_wait = None;
             self.session.give_back();
+        }
+        if self.lane.session.store.wake().is_wanted() {
+            self.session.give_back_memory();
         }
         Ok(total)
     }
@@ -289,8 +302,9 @@ impl Connection {
             self.session.rest();
         }
         self.seen_moved_ms = moved_ms;
-        // A sender that was blocked when nobody wanted its buffers may hold them while somebody does now.
-        if self.send_blocked && self.lane.staging.available() == 0 {
+        // A sender that was blocked when nobody wanted what it holds may hold it while somebody does now.
+        let wanted = self.lane.staging.available() == 0 || self.lane.session.store.wake().is_wanted();
+        if self.send_blocked && wanted {
             self.wake();
         }
     }
@@ -436,5 +450,193 @@ impl Handler<Kill> for Connection {
 
     fn handle(&mut self, _: Kill, ctx: &mut Self::Context) {
         self.finish(ctx, Over::Shutdown);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::actors::rig::{Rig, converse, expect, octets, rest, set, soon, until, value_reply};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    /// Longer than the buffers of a socket pair.
+    const LONG: usize = 4 << 20;
+
+    #[actix::test]
+    async fn requests_are_answered_in_order_though_they_come_in_one_write() {
+        let rig = Rig::new(|_| {});
+        let (_connection, mut peer) = rig.connect();
+        let large = octets(300_000, 1);
+        let request = [&set("k", b"hello"), &b"get k\r\n"[..], &set("l", &large), b"get l\r\ndelete k\r\nget k\r\n"];
+        let (hello, large) = (value_reply("k", b"hello"), value_reply("l", &large));
+        let reply = [b"STORED\r\n", &hello[..], b"STORED\r\n", &large, b"DELETED\r\nEND\r\n"].concat();
+        converse(&mut peer, &request.concat(), &reply).await;
+        let connections = &rig.metrics.connections;
+        assert_eq!(connections.bytes_read.get(), request.concat().len() as u64);
+        assert_eq!(connections.bytes_written.get(), reply.len() as u64);
+        drop(peer);
+        until("it has ended", || connections.current.get() == 0).await;
+        assert_eq!((connections.total.get(), connections.closed.by_peer.get()), (1, 1));
+    }
+
+    #[actix::test]
+    async fn what_is_in_ram_crosses_no_mailbox_and_a_piece_on_disk_costs_two_messages() {
+        let rig = Rig::new(|_| {});
+        let (_connection, mut peer) = rig.connect();
+        let value = octets(2 << 20, 7);
+        let messages = || rig.metrics.connections.messages.get();
+        let writer = async |peer: &mut UnixStream| converse(peer, &set("k", &value), b"STORED\r\n").await;
+        writer(&mut peer).await;
+        converse(&mut peer, b"get k\r\n", &value_reply("k", &value)).await;
+        assert_eq!(messages(), 0, "free space and RAM are plain calls");
+
+        // Overwritten, so that its first read does not warm it.
+        writer(&mut peer).await;
+        let cold = soon(rig.push_out(b"k")).await;
+        assert_eq!(cold, 7, "all but the head");
+        let before = messages();
+        converse(&mut peer, b"get k\r\n", &value_reply("k", &value)).await;
+        assert_eq!(messages() - before, 2 * cold);
+        until("every buffer is back", || rig.lane.staging.available() == rig.lane.staging.count()).await;
+    }
+
+    #[actix::test]
+    async fn a_set_that_waits_for_its_claim_costs_two_messages() {
+        let rig = Rig::new(|_| {});
+        let held = rig.store.try_claim(60 << 20, false, &(Arc::new(|| ()) as Revoker)).unwrap();
+        held.set_held_up(true);
+        let (_connection, peer) = rig.connect();
+        let (mut reader, mut writer) = peer.into_split();
+        let request = set("k", &octets(8 << 20, 7));
+        let send = async { writer.write_all(&request).await.unwrap() };
+        let answer = async {
+            until("it waits", || rig.store.claims().queued() == 1).await;
+            drop(held);
+            expect(&mut reader, b"STORED\r\n").await;
+        };
+        soon(async { tokio::join!(send, answer) }).await;
+        assert_eq!(rig.metrics.connections.messages.get(), 2);
+    }
+
+    #[actix::test]
+    async fn a_drain_waits_for_the_value_that_is_arriving() {
+        let rig = Rig::new(|_| {});
+        let (connection, mut peer) = rig.connect();
+        peer.write_all(b"set k 0 0 10\r\n01234").await.unwrap();
+        until("the header was read", || rig.metrics.memcache.cmd_set.get() == 1).await;
+        connection.send(Drain).await.unwrap();
+        converse(&mut peer, b"56789\r\n", b"STORED\r\n").await;
+        assert_eq!(rest(&mut peer).await, b"", "then it ends");
+        assert_eq!(rig.metrics.connections.closed.shutdown.get(), 1);
+        assert_eq!(rig.store.peek(b"k", 1).map(|object| object.len()), Some(10));
+    }
+
+    #[actix::test]
+    async fn a_drain_waits_for_the_reply_that_is_leaving() {
+        let rig = Rig::new(|_| {});
+        let value = octets(LONG, 3);
+        rig.local.put(b"k", &value, 0, 0).await.unwrap();
+        let (connection, mut peer) = rig.connect();
+        peer.write_all(b"get k\r\n").await.unwrap();
+        until("it is under way", || rig.metrics.memcache.cmd_get.get() == 1).await;
+        connection.send(Drain).await.unwrap();
+        assert!(rest(&mut peer).await == value_reply("k", &value), "the whole reply, and the end");
+        assert_eq!(rig.store.gauges().pins, 0);
+    }
+
+    #[actix::test]
+    async fn a_drain_ends_an_idle_connection_at_once() {
+        let rig = Rig::new(|_| {});
+        let (connection, mut peer) = rig.connect();
+        converse(&mut peer, b"version\r\n", b"VERSION ").await;
+        connection.send(Drain).await.unwrap();
+        assert!(rest(&mut peer).await.ends_with(b"\r\n"));
+        until("it has ended", || rig.metrics.connections.current.get() == 0).await;
+    }
+
+    #[actix::test]
+    async fn a_kill_ends_it_in_the_middle_and_everything_comes_back() {
+        let rig = Rig::new(|_| {});
+        let before = rig.store.gauges();
+        let (connection, mut peer) = rig.connect();
+        peer.write_all(&set("k", &octets(100_000, 1))[..50_000]).await.unwrap();
+        until("it has a claim", || rig.store.claims().granted().0 == 1).await;
+        connection.send(Kill).await.unwrap();
+        assert_eq!(rest(&mut peer).await, b"");
+        until("it has ended", || rig.metrics.connections.current.get() == 0).await;
+        drop(connection);
+        until("its space is free", || rig.store.gauges() == before).await;
+        assert_eq!(rig.metrics.connections.closed.shutdown.get(), 1);
+    }
+
+    #[actix::test]
+    async fn a_writer_that_stalls_is_cut_and_its_claim_comes_back() {
+        let rig = Rig::new(|config| config.timers.stall_timeout = Duration::from_millis(100));
+        let before = rig.store.gauges();
+        let (_, mut peer) = rig.connect();
+        peer.write_all(&set("k", &octets(100_000, 1))[..50_000]).await.unwrap();
+        assert_eq!(rest(&mut peer).await, b"", "no reply, the end");
+        assert_eq!(rig.metrics.connections.closed.stalled.get(), 1);
+        until("its space is free", || rig.store.gauges() == before).await;
+    }
+
+    #[actix::test]
+    async fn a_reader_that_stalls_is_cut_and_its_pins_come_back() {
+        let rig = Rig::new(|config| config.timers.stall_timeout = Duration::from_millis(100));
+        let value = octets(LONG, 3);
+        rig.local.put(b"k", &value, 0, 0).await.unwrap();
+        let (_, mut peer) = rig.connect();
+        peer.write_all(b"get k\r\n").await.unwrap();
+        until("it was cut", || rig.metrics.connections.closed.stalled.get() == 1).await;
+        until("nothing is pinned", || rig.store.gauges().pins == 0).await;
+        assert!(rest(&mut peer).await.len() < LONG, "the reply is visibly not whole");
+    }
+
+    #[actix::test]
+    async fn an_idle_connection_is_kept_unless_it_is_asked_to_go() {
+        let rig = Rig::new(|config| config.timers.stall_timeout = Duration::from_millis(50));
+        let (_, mut kept) = rig.connect();
+        let lane = Lane { timers: rig.lane.timers.clone(), ..rig.lane.clone() };
+        let (ours, mut gone) = UnixStream::pair().unwrap();
+        let timers = TimersConfig { idle_timeout: Some(Duration::from_millis(50)), ..lane.timers.clone() };
+        Connection::start_on_lane(Socket::Unix(ours), Lane { timers, ..lane }, Box::new(()));
+        converse(&mut kept, &set("k", b"v"), b"STORED\r\n").await;
+        assert_eq!(rest(&mut gone).await, b"");
+        assert_eq!(rig.metrics.connections.closed.idle.get(), 1);
+        converse(&mut kept, b"get k\r\n", &value_reply("k", b"v")).await;
+        assert_eq!(rig.metrics.connections.closed.stalled.get(), 0);
+    }
+
+    #[actix::test]
+    async fn a_revoked_claim_is_an_error_and_the_rest_of_its_body_is_skipped() {
+        let rig = Rig::new(|config| config.timers.claim_idle = Duration::from_millis(50));
+        let (_, mut idle) = rig.connect();
+        let request = set("k", &octets(40 << 20, 1));
+        idle.write_all(&request[..50_000]).await.unwrap();
+        until("it has a claim", || rig.store.claims().granted().0 == 1).await;
+        let value = octets(30 << 20, 2);
+        soon(rig.local.put(b"other", &value, 0, 0)).await.unwrap();
+        let (mut reader, mut writer) = idle.into_split();
+        let send = async {
+            writer.write_all(&request[50_000..]).await.unwrap();
+            writer.write_all(b"get k\r\n").await.unwrap();
+        };
+        let reply = b"SERVER_ERROR out of memory storing object\r\nEND\r\n";
+        soon(async { tokio::join!(send, expect(&mut reader, reply)) }).await;
+        assert_eq!(rig.metrics.memcache.store_no_memory.get(), 1);
+        assert_eq!(rig.store.claims().granted(), (0, 0));
+    }
+
+    #[actix::test]
+    async fn half_a_line_at_the_end_of_the_stream_is_no_request() {
+        let rig = Rig::new(|_| {});
+        let (_, mut peer) = rig.connect();
+        peer.write_all(b"get k\r\nget k").await.unwrap();
+        peer.shutdown().await.unwrap();
+        let mut got = [0; 5];
+        soon(peer.read_exact(&mut got)).await.unwrap();
+        assert_eq!(&got, b"END\r\n");
+        assert_eq!(rest(&mut peer).await, b"");
+        assert_eq!(rig.metrics.memcache.cmd_get.get(), 1);
     }
 }

@@ -229,3 +229,104 @@ impl Handler<Refuse> for Listener {
         ctx.stop();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::actors::rig::{Rig, converse, rest, set, soon, until};
+    use std::net::SocketAddr;
+
+    struct Gate {
+        rig: Rig,
+        listener: Addr<Listener>,
+        places: Arc<Semaphore>,
+        registry: Registry,
+    }
+
+    fn open(door: Door, places: usize) -> Gate {
+        let rig = Rig::new(|_| {});
+        let lanes: Arc<[_]> = [(Arbiter::current(), rig.lane.clone())].into();
+        let (places, registry) = (Arc::new(Semaphore::new(places)), Registry::default());
+        let listener = Listener::new(door, lanes, places.clone(), registry.clone(), rig.metrics.clone()).start();
+        Gate { rig, listener, places, registry }
+    }
+
+    async fn tcp(places: usize) -> (Gate, SocketAddr) {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        (open(Door::Tcp(socket), places), address)
+    }
+
+    #[actix::test]
+    async fn peers_are_admitted_up_to_the_bound_and_places_are_given_back() {
+        let (gate, address) = tcp(2).await;
+        let connections = &gate.rig.metrics.connections;
+        let mut first = TcpStream::connect(address).await.unwrap();
+        converse(&mut first, &set("k", b"v"), b"STORED\r\n").await;
+        let mut second = TcpStream::connect(address).await.unwrap();
+        converse(&mut second, b"delete k\r\n", b"DELETED\r\n").await;
+        assert_eq!((gate.registry.len(), gate.places.available_permits()), (2, 0));
+
+        let mut third = TcpStream::connect(address).await.unwrap();
+        assert_eq!(rest(&mut third).await, TOO_MANY_CONNECTIONS);
+        assert_eq!((connections.rejected.get(), connections.total.get(), connections.current.get()), (1, 2, 2));
+
+        drop(first);
+        until("its place is free", || gate.places.available_permits() == 1).await;
+        until("nobody knows it any more", || gate.registry.len() == 1).await;
+        let mut fourth = TcpStream::connect(address).await.unwrap();
+        converse(&mut fourth, &set("k", b"v"), b"STORED\r\n").await;
+        assert_eq!((connections.rejected.get(), connections.total.get(), connections.current.get()), (1, 3, 2));
+    }
+
+    #[actix::test]
+    async fn once_it_refuses_the_address_is_free_and_peers_stay() {
+        let (gate, address) = tcp(2).await;
+        let mut peer = TcpStream::connect(address).await.unwrap();
+        converse(&mut peer, &set("k", b"v"), b"STORED\r\n").await;
+        soon(gate.listener.send(Refuse)).await.unwrap();
+        let refused = TcpStream::connect(address).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        converse(&mut peer, b"delete k\r\n", b"DELETED\r\n").await;
+    }
+
+    #[actix::test]
+    async fn a_drain_and_a_kill_reach_every_connection() {
+        let (gate, address) = tcp(8).await;
+        let mut idle = TcpStream::connect(address).await.unwrap();
+        converse(&mut idle, &set("k", b"v"), b"STORED\r\n").await;
+        let mut busy = TcpStream::connect(address).await.unwrap();
+        converse(&mut busy, b"get x\r\nset k 0 0 5\r\nab", b"END\r\n").await;
+        until("the header was read", || gate.rig.metrics.memcache.cmd_set.get() == 2).await;
+        gate.registry.drain();
+        assert_eq!(rest(&mut idle).await, b"");
+        until("one is left", || gate.registry.len() == 1).await;
+        gate.registry.kill();
+        assert_eq!(rest(&mut busy).await, b"");
+        until("all are gone", || gate.registry.is_empty() && gate.places.available_permits() == 8).await;
+        assert_eq!(gate.rig.metrics.connections.current.get(), 0);
+    }
+
+    /// It was told nothing, and the shutdown waited for it until its deadline.
+    #[actix::test]
+    async fn a_connection_accepted_while_others_drain_is_drained_too() {
+        let (gate, address) = tcp(8).await;
+        gate.registry.drain();
+        let mut late = TcpStream::connect(address).await.unwrap();
+        assert_eq!(rest(&mut late).await, b"");
+        until("it is gone", || gate.registry.is_empty()).await;
+    }
+
+    #[actix::test]
+    async fn the_file_of_a_unix_socket_goes_with_its_door() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("door");
+        let gate = open(Door::Unix(UnixListener::bind(&path).unwrap(), path.clone()), 2);
+        let mut peer = UnixStream::connect(&path).await.unwrap();
+        converse(&mut peer, &set("k", b"v"), b"STORED\r\n").await;
+        assert!(path.exists());
+        soon(gate.listener.send(Refuse)).await.unwrap();
+        assert!(!path.exists());
+        converse(&mut peer, b"delete k\r\n", b"DELETED\r\n").await;
+    }
+}

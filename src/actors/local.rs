@@ -161,3 +161,82 @@ impl<M: Message<Result = ()> + Unpin + 'static> Handler<M> for Once<M> {
         ctx.stop();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::actors::disk_tail::Stop;
+    use crate::actors::rig::{Rig, octets, soon};
+    use crate::store::Short;
+    use crate::store::key::KEY_BYTES_MAX;
+    use std::os::unix::fs::FileExt;
+
+    #[actix::test]
+    async fn values_of_more_than_the_memory_are_put_and_got_whole() {
+        let rig = Rig::new(|_| {});
+        let sizes = [0, 1, 4096, 262_143, 262_144, 262_145, 1 << 20, 20 << 20, 5_000_001];
+        for (seed, size) in sizes.into_iter().enumerate() {
+            let value = octets(size, seed as u32);
+            soon(rig.local.put(&[seed as u8], &value, 0, 0)).await.unwrap();
+        }
+        assert!(rig.store.counters().written_behind_bytes.load(std::sync::atomic::Ordering::Relaxed) > 0);
+        for (seed, size) in sizes.into_iter().enumerate() {
+            let got = soon(rig.local.get(&[seed as u8])).await.unwrap().unwrap();
+            assert!(got == octets(size, seed as u32), "{size} octets");
+        }
+        let gauges = rig.store.gauges();
+        assert_eq!((gauges.pins, gauges.claims, gauges.claimed_bytes), (0, 0, 0));
+        assert_eq!(rig.lane.staging.available(), rig.lane.staging.count());
+    }
+
+    #[actix::test]
+    async fn a_miss_is_none_and_what_cannot_be_put_says_why() {
+        let rig = Rig::new(|config| config.store.value_bytes_max = 1000);
+        assert_eq!(rig.local.get(b"nothing").await, Ok(None));
+        let put = async |key: &[u8], len| soon(rig.local.put(key, &vec![0; len], 0, 0)).await;
+        assert_eq!(put(b"", 1).await, Err(LocalError::Put(PutError::Key { len: 0 })));
+        let long = vec![b'k'; KEY_BYTES_MAX + 1];
+        assert_eq!(put(&long, 1).await, Err(LocalError::Put(PutError::Key { len: KEY_BYTES_MAX + 1 })));
+        assert_eq!(put(b"key", 1001).await, Err(LocalError::Put(PutError::TooLarge { len: 1001, max: 1000 })));
+        assert_eq!(put(&long[1..], 1000).await, Ok(1), "the longest of both");
+        assert_eq!(rig.store.gauges().objects, 1);
+    }
+
+    #[actix::test]
+    async fn a_store_that_cannot_give_space_at_once_says_so_where_nothing_waits() {
+        let rig = Rig::without_files(|_| {});
+        let value = octets(1 << 20, 1);
+        assert_eq!(rig.store.put(b"key", &value, 0, 0), Err(PutError::Short(Short::Growing)));
+        soon(rig.local.put(b"key", &value, 0, 0)).await.unwrap();
+        rig.store.put(b"other", &value, 0, 0).unwrap();
+        let Lookup::Hit(pinned) = rig.store.get(b"other", 1) else { panic!("it was just put") };
+        assert_eq!(pinned.to_vec().as_ref(), Some(&value));
+    }
+
+    #[actix::test]
+    async fn octets_that_changed_on_disk_are_an_error_and_then_a_miss() {
+        let rig = Rig::new(|_| {});
+        soon(rig.local.put(b"key", &octets(1 << 20, 1), 0, 0)).await.unwrap();
+        assert_eq!(soon(rig.push_out(b"key")).await, 3);
+        let Lookup::Hit(pinned) = rig.store.get(b"key", 1) else { panic!("it was just put") };
+        assert_eq!(pinned.to_vec(), None, "a part is on disk");
+        let Content::Disk { extent, .. } = pinned.pieces()[2].segment.content() else { panic!("pushed out") };
+        let file = rig.drives[0].file(extent.file()).unwrap();
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file.as_file()));
+        let plain = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        plain.write_all_at(&[0xff; 16], extent.byte_offset() + 1000).unwrap();
+        assert_eq!(soon(rig.local.read(&pinned)).await, Err(LocalError::Lost));
+        assert_eq!(soon(rig.local.get(b"key")).await, Ok(None));
+        assert_eq!(rig.lane.staging.available(), rig.lane.staging.count());
+    }
+
+    #[actix::test]
+    async fn after_a_stop_a_read_from_disk_fails_and_does_not_hang() {
+        let rig = Rig::new(|_| {});
+        soon(rig.local.put(b"key", &octets(1 << 20, 1), 0, 0)).await.unwrap();
+        soon(rig.push_out(b"key")).await;
+        soon(rig.lane.tail.send(Stop)).await.unwrap();
+        assert_eq!(soon(rig.local.get(b"key")).await, Err(LocalError::Stopped));
+        assert_eq!(rig.store.gauges().pins, 0);
+    }
+}

@@ -167,7 +167,7 @@ impl Default for StoreSection {
             staging: ByteSize(16 * MIB),
             index_bytes_max: Auto::Auto,
             pinned_share: 0.25,
-            disk_depth: 8,
+            disk_depth: 32,
             pools: Vec::new(),
         }
     }

@@ -89,8 +89,11 @@ impl Region {
         if order > ORDER_MAX {
             return None;
         }
-        let unit = self.units.lock().expect("no panic under this lock").allocate(order)?;
+        let mut units = self.units.lock().expect("no panic under this lock");
+        let unit = units.allocate(order)?;
+        // Under the lock: a block given back and taken again must be counted in that order, or the count passes below 0.
         self.free_bytes.fetch_sub(UNIT_BYTES << order, Ordering::Relaxed);
+        drop(units);
         Some(Block { region: self.clone(), offset: unit as u64 * UNIT_BYTES, order })
     }
 }
@@ -148,8 +151,10 @@ impl AsRef<[u8]> for Block {
 impl Drop for Block {
     fn drop(&mut self) {
         let unit = (self.offset / UNIT_BYTES) as usize;
-        self.region.units.lock().expect("no panic under this lock").free(unit, self.order);
+        let mut units = self.region.units.lock().expect("no panic under this lock");
+        units.free(unit, self.order);
         self.region.free_bytes.fetch_add(UNIT_BYTES << self.order, Ordering::Relaxed);
+        drop(units);
         self.region.freed.signal();
     }
 }
@@ -184,6 +189,25 @@ mod tests {
         assert_eq!(region.free_bytes(), 1 << 20);
         assert!(region.allocate(BLOCK_BYTES_MAX).is_some());
         assert!(region.allocate(BLOCK_BYTES_MAX + 1).is_none());
+    }
+
+    /// A count that passed below zero once ended the process: the sum it went into overflowed.
+    #[test]
+    fn the_free_count_is_never_more_than_there_is() {
+        let region = region(BLOCK_BYTES_MAX);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200_000 {
+                        let taken = region.allocate(BLOCK_BYTES_MAX);
+                        assert!(region.free_bytes() <= region.len());
+                        drop(taken);
+                        assert!(region.free_bytes() <= region.len());
+                    }
+                });
+            }
+        });
+        assert_eq!(region.free_bytes(), region.len());
     }
 
     #[actix::test]

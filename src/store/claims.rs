@@ -93,12 +93,16 @@ impl Claims {
         self.wake.signal();
     }
 
-    /// A claim, if no writer waits (`first` says that this is the first of the queue) and the space is there.
+    /// A claim, if no writer waits (`first` says that this is the first of the queue) and the space is there: all of
+    /// `capacity_bytes` but what readers pin or may come to pin, `pins_bytes_max`. While there is no other claim, one may
+    /// have all that is not pinned now.
+    #[expect(clippy::too_many_arguments, reason = "two bounds, and who asks when for what")]
     pub fn try_claim(
         self: &Arc<Self>,
         class: Class,
         bytes: u64,
         capacity_bytes: u64,
+        pins_bytes_max: u64,
         first: bool,
         now_ms: u64,
         revoker: &Revoker,
@@ -109,7 +113,8 @@ impl Claims {
         let pinned = self.pinned_bytes[slot(class)].load(Ordering::Relaxed);
         let mut books = self.books();
         let granted = books.granted_bytes[slot(class)];
-        if granted.saturating_add(pinned).saturating_add(bytes) > capacity_bytes {
+        let kept = if granted == 0 { pinned } else { pinned.max(pins_bytes_max) };
+        if granted.saturating_add(kept).saturating_add(bytes) > capacity_bytes {
             return None;
         }
         books.granted_bytes[slot(class)] += bytes;
@@ -145,6 +150,41 @@ impl Claims {
 
     fn books(&self) -> std::sync::MutexGuard<'_, Books> {
         self.live.lock().expect("no panic under this lock")
+    }
+}
+
+/// The place of the one object of a class that may be pinned beyond the bound.
+///
+/// Without it an object longer than the bound could be read only while nobody reads another: a steady stream of readers
+/// would keep it waiting for ever, and one slow reader of it would keep all others waiting.
+#[derive(Debug, Default)]
+pub(super) struct ExtraPin {
+    /// Version of the object, 0 for none.
+    version: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl ExtraPin {
+    /// Octets pinned beyond the bound.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::SeqCst)
+    }
+
+    /// False if another object has the place.
+    pub(super) fn take(&self, version: u64, bytes: u64) -> bool {
+        let taken = self.version.compare_exchange(0, version, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if taken {
+            self.bytes.store(bytes, Ordering::SeqCst);
+        }
+        taken
+    }
+
+    /// Does nothing unless the object of that version has the place.
+    pub(super) fn give_back(&self, version: u64) {
+        if self.version.load(Ordering::SeqCst) == version {
+            self.bytes.store(0, Ordering::SeqCst);
+            self.version.store(0, Ordering::SeqCst);
+        }
     }
 }
 
@@ -206,7 +246,7 @@ mod tests {
 
     fn claim(claims: &Arc<Claims>, bytes: u64, first: bool) -> Option<Claim> {
         let revoker: Revoker = Arc::new(|| ());
-        claims.try_claim(Class::Large, bytes, 100, first, 0, &revoker)
+        claims.try_claim(Class::Large, bytes, 100, 20, first, 0, &revoker)
     }
 
     #[test]
@@ -216,10 +256,12 @@ mod tests {
         let held = claim(&claims, 70, false).unwrap();
         assert!(claim(&claims, 1, false).is_none());
         claims.unpin(Class::Large, 30);
-        let more = claim(&claims, 30, false).unwrap();
-        assert_eq!(claims.granted(), (2, 100));
+        assert!(claim(&claims, 11, false).is_none(), "what readers may come to pin is kept for them");
+        let more = claim(&claims, 10, false).unwrap();
+        assert_eq!(claims.granted(), (2, 80));
         drop((held, more));
         assert_eq!(claims.granted(), (0, 0));
+        assert!(claim(&claims, 100, false).is_some(), "a lone writer may have it all");
     }
 
     #[test]
@@ -236,7 +278,7 @@ mod tests {
         let told = Arc::new(AtomicUsize::new(0));
         let count = told.clone();
         let revoker: Revoker = Arc::new(move || _ = count.fetch_add(1, Ordering::Relaxed));
-        let make = || claims.try_claim(Class::Large, 10, 100, false, 0, &revoker).unwrap();
+        let make = || claims.try_claim(Class::Large, 10, 100, 0, false, 0, &revoker).unwrap();
         let (_idle, busy, held_up) = (make(), make(), make());
         busy.touch(900);
         held_up.set_held_up(true);

@@ -7,7 +7,7 @@ use crate::buddy::{Buddy, order_of};
 use crate::store::pool::ExtentId;
 use crate::wake::Wake;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Unit and alignment of extents, in octets.
@@ -21,6 +21,8 @@ pub enum NoExtent {
     Full,
     /// A pool file is still to be made; ask again once it was added.
     Growing,
+    /// Every drive failed: nothing that is given back helps.
+    Failed,
 }
 
 struct Drive {
@@ -60,8 +62,11 @@ impl Drive {
 pub struct Extents {
     drives: Mutex<(Vec<Drive>, usize)>,
     used_bytes: AtomicU64,
+    count: AtomicU64,
     capacity_bytes: AtomicU64,
     free_made_bytes: AtomicU64,
+    /// Somebody was told to wait for the next file.
+    starved: AtomicBool,
     freed: Arc<Wake>,
 }
 
@@ -75,8 +80,10 @@ impl Extents {
         Arc::new(Self {
             drives: Mutex::new((drives, 0)),
             used_bytes: AtomicU64::new(0),
+            count: AtomicU64::new(0),
             capacity_bytes: AtomicU64::new(capacities.iter().sum()),
             free_made_bytes: AtomicU64::new(0),
+            starved: AtomicBool::new(false),
             freed,
         })
     }
@@ -89,6 +96,11 @@ impl Extents {
     /// Octets in extents.
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Extents given out.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
     }
 
     /// An extent of the smallest power of two that holds `len` octets, on the drives in turn.
@@ -106,18 +118,23 @@ impl Extents {
             if let Some((file, unit)) = drives[drive].allocate(order) {
                 *turn = drive + 1;
                 self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
+                self.count.fetch_add(1, Ordering::Relaxed);
                 self.free_made_bytes.fetch_sub(bytes, Ordering::Relaxed);
                 let id = ExtentId::new(drive as u16, file as u16, unit as u32, order);
                 return Ok(Extent { id, extents: self.clone() });
             }
         }
-        let growing = drives.iter().any(|drive| !drive.failed && drive.unmade_bytes > 0);
-        Err(if growing { NoExtent::Growing } else { NoExtent::Full })
+        if drives.iter().any(|drive| !drive.failed && drive.unmade_bytes > 0) {
+            self.starved.store(true, Ordering::Relaxed);
+            return Err(NoExtent::Growing);
+        }
+        Err(if drives.iter().all(|drive| drive.failed) { NoExtent::Failed } else { NoExtent::Full })
     }
 
-    /// The drive that should get its next file now: less than `low_bytes` is free in the files made so far.
+    /// The drive that should get its next file now: less than `low_bytes` is free in the files made so far, or what is
+    /// free there comes in blocks too small for somebody who asked.
     pub fn growth_wanted(&self, low_bytes: u64) -> Option<usize> {
-        if self.free_made_bytes.load(Ordering::Relaxed) >= low_bytes {
+        if self.free_made_bytes.load(Ordering::Relaxed) >= low_bytes && !self.starved.load(Ordering::Relaxed) {
             return None;
         }
         let guard = self.drives.lock().expect("no panic under this lock");
@@ -133,6 +150,7 @@ impl Extents {
         drive.unmade_bytes = drive.unmade_bytes.saturating_sub(len);
         drive.hint = drive.files.len();
         drive.files.push(Buddy::new(units as usize, ORDER_MAX));
+        self.starved.store(false, Ordering::Relaxed);
         self.free_made_bytes.fetch_add(units * EXTENT_UNIT_BYTES, Ordering::Relaxed);
         drop(guard);
         self.freed.signal();
@@ -142,6 +160,7 @@ impl Extents {
     pub fn end_growth(&self, drive: usize) -> u64 {
         let mut guard = self.drives.lock().expect("no panic under this lock");
         let lost = std::mem::take(&mut guard.0[drive].unmade_bytes);
+        self.starved.store(false, Ordering::Relaxed);
         self.capacity_bytes.fetch_sub(lost, Ordering::Relaxed);
         drop(guard);
         self.freed.signal();
@@ -204,6 +223,7 @@ impl Drop for Extent {
             extents.free_made_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         extents.used_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        extents.count.fetch_sub(1, Ordering::Relaxed);
         drop(guard);
         extents.freed.signal();
     }
@@ -272,5 +292,21 @@ mod tests {
         drop(on_first);
         assert_eq!(extents.capacity_bytes(), 1 << 20);
         assert_eq!(extents.used_bytes(), 0);
+        assert!(extents.fail(1));
+        assert_eq!(extents.allocate(4096).unwrap_err(), NoExtent::Failed);
+    }
+
+    #[test]
+    fn growth_is_wanted_too_when_what_is_free_lies_in_pieces() {
+        let extents = extents(&[2 << 20]);
+        extents.add_file(0, 1 << 20);
+        let held: Vec<Extent> = (0..256).map(|_| extents.allocate(4096).unwrap()).collect();
+        // Every other one comes back: half is free, in pieces of 4 KiB.
+        let _kept: Vec<Extent> = held.into_iter().enumerate().filter(|(n, _)| n % 2 == 0).map(|(_, one)| one).collect();
+        assert_eq!(extents.growth_wanted(512 << 10), None);
+        assert_eq!(extents.allocate(8192).unwrap_err(), NoExtent::Growing);
+        assert_eq!(extents.growth_wanted(512 << 10), Some(0));
+        extents.add_file(0, 1 << 20);
+        assert!(extents.allocate(8192).is_ok());
     }
 }

@@ -19,7 +19,7 @@ pub mod uring;
 pub mod whole;
 
 use crate::fabric::region::{Block, Region};
-use crate::store::claims::{Claim, Claims, Revoker};
+use crate::store::claims::{Claim, Claims, ExtraPin, Revoker};
 use crate::store::draft::{Draft, Want};
 use crate::store::eviction::S3Fifo;
 use crate::store::extents::{Extent, Extents, NoExtent};
@@ -108,7 +108,7 @@ pub enum Joined {
     /// The key names another object by now; the draft can be joined with that.
     Changed(Draft),
     /// Not enough space at once; the draft can be joined later.
-    Short(Draft),
+    Short(Draft, Short),
 }
 
 /// Why a segment could not be had now.
@@ -185,6 +185,7 @@ pub struct Gauges {
     pub memory_ram_only_bytes: u64,
     pub pool_bytes: u64,
     pub pool_used_bytes: u64,
+    pub extents: u64,
     pub claims: u64,
     pub claimed_bytes: u64,
     pub writers_waiting: u64,
@@ -210,6 +211,7 @@ struct Shared {
     index_bytes: AtomicU64,
     value_bytes: AtomicU64,
     pins: AtomicU64,
+    extra_pins: [ExtraPin; 2],
     /// Octets read from disk so far: the clock that tells how long ago a segment was read.
     cold_bytes: AtomicU64,
     counters: Counters,
@@ -221,6 +223,8 @@ pub struct Store {
     shared: Arc<Shared>,
 }
 
+/// The place beyond the bound is for objects longer than this part of the bound: short ones get in as others leave.
+const EXTRA_PIN_DIVISOR: u64 = 4;
 /// Pieces smaller than this are joined when a value grows, so that many small appends do not make many small pieces.
 const JOINED_BYTES_MAX: u64 = 64 << 10;
 
@@ -246,6 +250,7 @@ impl Store {
             index_bytes: AtomicU64::new(0),
             value_bytes: AtomicU64::new(0),
             pins: AtomicU64::new(0),
+            extra_pins: Default::default(),
             cold_bytes: AtomicU64::new(0),
             counters: Counters::default(),
             sizes,
@@ -305,6 +310,7 @@ impl Store {
             memory_ram_only_bytes: shared.residency.ram_only_bytes(),
             pool_bytes: shared.extents.capacity_bytes(),
             pool_used_bytes: shared.extents.used_bytes(),
+            extents: shared.extents.count(),
             claims: claims as u64,
             claimed_bytes,
             writers_waiting: shared.claims.queued() as u64,
@@ -356,18 +362,27 @@ impl Store {
     pub fn flush_all(&self, at_ms: u64) {
         if at_ms <= self.shared.clock.now_ms() {
             self.shared.flush_at_ms.store(u64::MAX, Ordering::Relaxed);
-            self.shared.flushed_version.store(self.shared.versions.load(Ordering::Relaxed), Ordering::Relaxed);
+            self.flush();
         } else {
             self.shared.flush_at_ms.store(at_ms, Ordering::Relaxed);
+            self.shared.wake.ring();
         }
+    }
+
+    fn flush(&self) {
+        // The larger of two flushes at the same time: what is gone must not come back.
+        let versions = self.shared.versions.load(Ordering::Relaxed);
+        self.shared.flushed_version.fetch_max(versions, Ordering::Relaxed);
         self.shared.wake.ring();
     }
 
     /// Does what a clock brings: a flush that is due. Called by the `Store` actor.
     pub fn handle_time(&self, now_ms: u64) {
-        let due = self.shared.flush_at_ms.load(Ordering::Relaxed);
-        if due <= now_ms {
-            self.flush_all(due);
+        let flush_at_ms = &self.shared.flush_at_ms;
+        let due = flush_at_ms.load(Ordering::Relaxed);
+        // A flush that was asked for meanwhile stays asked for.
+        if due <= now_ms && flush_at_ms.compare_exchange(due, u64::MAX, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.flush();
         }
     }
 
@@ -397,7 +412,8 @@ impl Store {
         let class = self.class_of(len);
         let now_ms = self.shared.clock.now_ms();
         let capacity = self.capacity_bytes(class);
-        self.shared.claims.try_claim(class, footprint(len, class), capacity, first, now_ms, revoker)
+        let (bytes, pins) = (footprint(len, class), self.pins_bytes_max(class));
+        self.shared.claims.try_claim(class, bytes, capacity, pins, first, now_ms, revoker)
     }
 
     /// A value of `len` octets about to arrive, under `claim` unless it is there whole already.
@@ -449,9 +465,12 @@ impl Store {
     pub fn commit_joined(&self, old: &Object, draft: Draft, side: Side, now: u64) -> Joined {
         let len = old.len() + draft.len();
         let class = self.class_of(len);
-        let Ok(pieces) = self.join(old, draft.pieces(), side, class) else { return Joined::Short(draft) };
+        let pieces = match self.join(old, draft.pieces(), side, class) {
+            Ok(pieces) => pieces,
+            Err(short) => return Joined::Short(draft, short),
+        };
         let condition = Condition::Version(old.version());
-        match self.publish(old.key(), pieces, class, len, old.flags(), old.expiry(), condition, now) {
+        match self.publish(old.key(), pieces, class, len, old.flags(), KEEP_EXPIRY, condition, now) {
             Committed::Exists => Joined::Changed(draft),
             done => Joined::Done(done),
         }
@@ -534,14 +553,19 @@ impl Store {
         }
     }
 
+    /// What readers may pin, the one long value aside.
+    fn pins_bytes_max(&self, class: Class) -> u64 {
+        (self.capacity_bytes(class) as f64 * self.shared.sizes.pinned_share) as u64
+    }
+
     fn take_block(&self, bytes: u64, class: Class) -> Result<Block, Short> {
         let shared = &self.shared;
         let mut bytes = bytes;
         loop {
-            if class == Class::Small
-                && shared.residency.ram_only_bytes() + bytes > self.capacity_bytes(class)
-                && !self.evict(class)
-            {
+            if class == Class::Small && shared.residency.ram_only_bytes() + bytes > self.capacity_bytes(class) {
+                if self.evict(class) {
+                    continue;
+                }
                 return Err(Short::Memory);
             }
             if let Some(block) = shared.region.allocate(bytes) {
@@ -550,16 +574,15 @@ impl Store {
                 }
                 return Ok(block);
             }
+            // Much is free, but in small blocks: a smaller segment loses less than emptying RAM until blocks join.
+            if shared.region.free_bytes() >= 8 * bytes && bytes > SMALLEST_SPLIT_BYTES {
+                bytes /= 2;
+                continue;
+            }
             if shared.residency.drop_clean(bytes) > 0 {
                 continue;
             }
-            if self.has_dirty() {
-                return Err(Short::Memory);
-            }
-            // Much is free, but in small blocks: a smaller segment loses less than evicting until blocks join.
-            if shared.region.free_bytes() >= 8 * bytes && bytes > SMALLEST_SPLIT_BYTES {
-                bytes /= 2;
-            } else if !self.evict(Class::Small) {
+            if self.has_dirty() || !self.evict(Class::Small) {
                 return Err(Short::Memory);
             }
         }
@@ -576,7 +599,7 @@ impl Store {
                 }
                 Err(NoExtent::Growing) => return Err(Short::Growing),
                 Err(NoExtent::Full) if self.evict(Class::Large) => {}
-                Err(NoExtent::Full) => return Err(Short::Disk),
+                Err(NoExtent::Full | NoExtent::Failed) => return Err(Short::Disk),
             }
         }
     }
@@ -666,14 +689,25 @@ impl Store {
     /// `None` where readers pin as much as they may.
     fn pin(&self, object: &Arc<Object>) -> Option<Pinned> {
         let shared = &self.shared;
-        let capacity = self.capacity_bytes(object.class) as f64;
-        let pinned = shared.claims.pinned_bytes_of(object.class);
-        let bound = (capacity * shared.sizes.pinned_share) as u64;
-        if pinned > 0 && pinned.saturating_add(object.footprint) > bound && object.pins.load(Ordering::SeqCst) == 0 {
-            return None;
-        }
+        let extra = &shared.extra_pins[object.class as usize];
+        let takes_extra = if object.pins.load(Ordering::SeqCst) > 0 {
+            false
+        } else {
+            let bound = self.pins_bytes_max(object.class);
+            let pinned = shared.claims.pinned_bytes_of(object.class).saturating_sub(extra.bytes());
+            let fits = pinned.saturating_add(object.footprint) <= bound;
+            if !fits
+                && (object.footprint <= bound / EXTRA_PIN_DIVISOR || !extra.take(object.version(), object.footprint))
+            {
+                return None;
+            }
+            !fits
+        };
         if object.pins.fetch_add(1, Ordering::SeqCst) == 0 {
             shared.claims.pin(object.class, object.footprint);
+        } else if takes_extra {
+            // Another reader was faster, and its pin holds within the bound or had the place before.
+            extra.give_back(object.version());
         }
         shared.pins.fetch_add(1, Ordering::Relaxed);
         object.count_use();
@@ -713,6 +747,10 @@ impl Store {
                 let living = self.death(entry.get(), now).is_none().then(|| entry.get().version());
                 if let Some(refusal) = refusal(condition, living) {
                     return refusal;
+                }
+                if expiry == KEEP_EXPIRY {
+                    // Read here and not before: a touch in between must not be lost.
+                    object.expiry.store(entry.get().expiry(), Ordering::Relaxed);
                 }
                 self.unlink(entry.get());
                 self.link(&object);
@@ -807,6 +845,10 @@ impl Store {
     }
 }
 
+/// In place of an expiry: that of the object which is replaced, as it is at that moment. Only with
+/// [`Condition::Version`], which makes sure that there is one.
+pub const KEEP_EXPIRY: u64 = u64::MAX;
+
 /// Why `condition` does not hold for what is there, if it does not.
 fn refusal(condition: Condition, living: Option<u64>) -> Option<Committed> {
     match (condition, living) {
@@ -881,6 +923,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         self.store.shared.pins.fetch_sub(1, Ordering::Relaxed);
         if self.object.pins.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.store.shared.extra_pins[self.object.class as usize].give_back(self.object.version());
             self.store.shared.claims.unpin(self.object.class, self.object.footprint);
         }
     }
@@ -889,5 +932,39 @@ impl Drop for Pinned {
 impl fmt::Debug for Pinned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Pinned").field(&self.object.key).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> Store {
+        let (mib, share) = (1 << 20, 0.25);
+        Store::new(Sizes {
+            memory_bytes: 8 * mib,
+            head_bytes: 256 << 10,
+            value_bytes_max: mib,
+            index_bytes_max: mib,
+            pinned_share: share,
+            pool_bytes: vec![16 * mib],
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_touch_between_the_look_and_the_commit_is_kept() {
+        let store = store();
+        let now = store.clock().now();
+        store.put(b"n", b"1", 0, 0).unwrap();
+        let old = store.peek(b"n", now).unwrap();
+        let mut draft = store.draft(1, None);
+        let filling = store.fill(draft.want().unwrap()).unwrap();
+        draft.begin(filling);
+        draft.put(b"2");
+        assert!(store.touch(b"n", now + 100, now));
+        let condition = Condition::Version(old.version());
+        assert!(matches!(store.commit(b"n", draft, 0, KEEP_EXPIRY, condition, now), Committed::Stored { .. }));
+        assert_eq!(store.peek(b"n", now).unwrap().expiry(), now + 100);
     }
 }

@@ -104,6 +104,14 @@ impl PoolError {
     }
 }
 
+impl PoolError {
+    /// Whether the same may work later with nothing but time: no descriptor was left.
+    pub fn is_passing(&self) -> bool {
+        let Self::Io { source, .. } = self else { return false };
+        matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+    }
+}
+
 /// What [`init`] found.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Initialized {
@@ -714,6 +722,15 @@ mod tests {
 
     fn marked(dir: &Path) {
         init(dir).unwrap();
+    }
+
+    /// Peers that took all descriptors made the pool smaller for ever.
+    #[test]
+    fn want_of_descriptors_passes_and_other_errors_stay() {
+        let error = |number| failed("create", Path::new("x"), io::Error::from_raw_os_error(number));
+        assert!(error(libc::EMFILE).is_passing() && error(libc::ENFILE).is_passing());
+        assert!(!error(libc::EROFS).is_passing() && !error(libc::ENOSPC).is_passing());
+        assert!(!PoolError::Vanished { dir: "x".into() }.is_passing());
     }
 
     #[test]

@@ -215,6 +215,45 @@ impl Daemon {
         values.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
     }
 
+    /// Flushes everything and waits until nothing is held any more: no claim, no pin, no block, no extent.
+    ///
+    /// # Panics
+    /// If something stays, or is not counted.
+    pub fn assert_nothing_leaks(&self) {
+        self.connect().ask("flush_all\r\n", "OK\r\n");
+        let gauge = |name: &str| self.metric(name).unwrap_or_else(|| panic!("no metric {name}"));
+        const ZERO: [&str; 14] = [
+            "bulkhead_store_objects",
+            "bulkhead_store_value_bytes",
+            "bulkhead_store_index_bytes",
+            "bulkhead_store_claims",
+            "bulkhead_store_claimed_bytes",
+            "bulkhead_store_writers_waiting",
+            "bulkhead_store_pins",
+            "bulkhead_store_pinned_bytes",
+            "bulkhead_arena_dirty_bytes",
+            "bulkhead_arena_writing_bytes",
+            "bulkhead_arena_clean_bytes",
+            "bulkhead_arena_ram_only_bytes",
+            "bulkhead_pool_used_bytes",
+            "bulkhead_pool_extents",
+        ];
+        let mut held = Vec::new();
+        // The flush takes effect on look-up; space comes back as the crawler passes.
+        for _ in 0..1200 {
+            held = ZERO.iter().map(|name| (*name, gauge(name))).filter(|(_, value)| *value != 0.0).collect();
+            let missing = gauge("bulkhead_arena_total_bytes") - gauge("bulkhead_arena_free_bytes");
+            if missing != 0.0 {
+                held.push(("octets missing in the arena", missing));
+            }
+            if held.is_empty() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("still held: {held:?}");
+    }
+
     /// Sends a signal by name, e.g. `TERM`.
     pub fn signal(&self, name: &str) {
         let kill = format!("kill -{name} {}", self.pid());

@@ -4,7 +4,7 @@
 use crate::metrics::Metrics;
 use crate::store::draft::Draft;
 use crate::store::segment::Content;
-use crate::store::{Committed, Condition, Joined, Side, Store};
+use crate::store::{Committed, Condition, Joined, KEEP_EXPIRY, Side, Store};
 use crate::wire::memcache::number::{append_padded_number, parse_stored_number};
 use crate::wire::memcache::request::{Direction, StoreHeader, StoreVerb};
 use crate::wire::memcache::response::{self as reply, stat_line};
@@ -17,12 +17,18 @@ const NUMBER_BYTES_MAX: u64 = 64;
 /// Conflicts with other writers before `incr` gives up; each conflict is somebody else's success.
 const ARITHMETIC_TRIES_MAX: usize = 1000;
 
+/// What `version` and `stats` answer: the memcached whose replies these are, then our own.
+///
+/// libmemcached asks for the version, takes the first three numbers in it, and gives up on a server whose first is zero;
+/// clients with feature tables expect no less than 1.6 of one that takes today's commands.
+pub const VERSION: &str = concat!("1.6.18-bulkhead-", env!("CARGO_PKG_VERSION"));
+
 /// The store's expiry for a client's exptime: 0 is never, the past is at once.
 pub fn expiry_of(exptime: i64, now: u64) -> u64 {
     match exptime {
         0 => 0,
         1..=RELATIVE_EXPTIME_MAX => now.saturating_add(exptime as u64),
-        later if later > 0 => later as u64,
+        later if later > 0 => later as u64, // at most i64::MAX, so never KEEP_EXPIRY
         _ => now.max(1),
     }
 }
@@ -94,7 +100,7 @@ fn join(store: &Store, command: &StoreCommand, mut draft: Draft, side: Side, now
             Joined::Done(_) => return Stored::Reply(reply::NOT_STORED),
             // Somebody else was faster: join with what is there now.
             Joined::Changed(back) => draft = back,
-            Joined::Short(back) => return Stored::Later(back),
+            Joined::Short(back, _) => return Stored::Later(back),
         }
     }
 }
@@ -142,7 +148,7 @@ pub fn arithmetic(
             draft.put(&value);
         }
         let condition = Condition::Version(old.version());
-        if let Committed::Stored { .. } = store.commit(key, draft, old.flags(), old.expiry(), condition, now) {
+        if let Committed::Stored { .. } = store.commit(key, draft, old.flags(), KEEP_EXPIRY, condition, now) {
             hits.add(1);
             return reply::number_line(out, number);
         }
@@ -216,7 +222,7 @@ fn general(store: &Store, metrics: &Metrics, facts: &Facts, out: &mut Vec<u8>) {
     stat_line(out, "pid", std::process::id());
     stat_line(out, "uptime", facts.started.elapsed().as_secs());
     stat_line(out, "time", store.clock().now());
-    stat_line(out, "version", env!("CARGO_PKG_VERSION"));
+    stat_line(out, "version", VERSION);
     stat_line(out, "pointer_size", usize::BITS);
     stat_line(out, "rusage_user", format_args!("{user:.6}"));
     stat_line(out, "rusage_system", format_args!("{system:.6}"));
@@ -240,7 +246,7 @@ fn general(store: &Store, metrics: &Metrics, facts: &Facts, out: &mut Vec<u8>) {
         ("idle_kicks", connections.closed.idle.get()),
         ("bytes_read", connections.bytes_read.get()),
         ("bytes_written", connections.bytes_written.get()),
-        ("limit_maxbytes", gauges.memory_bytes + gauges.pool_bytes),
+        ("limit_maxbytes", limit_bytes(store)),
         ("accepting_conns", 1),
         ("listen_disabled_num", 0),
         ("conn_yields", 0),
@@ -263,15 +269,22 @@ fn general(store: &Store, metrics: &Metrics, facts: &Facts, out: &mut Vec<u8>) {
     }
 }
 
+/// All that may be held, in RAM and on disk: monitors divide `bytes` by it.
+fn limit_bytes(store: &Store) -> u64 {
+    let gauges = store.gauges();
+    gauges.memory_bytes + gauges.pool_bytes
+}
+
 fn settings(store: &Store, facts: &Facts, out: &mut Vec<u8>) {
     let sizes = store.sizes();
-    stat_line(out, "maxbytes", sizes.memory_bytes);
+    stat_line(out, "maxbytes", limit_bytes(store));
     stat_line(out, "maxconns", facts.connections_max);
     stat_line(out, "evictions", "on");
     stat_line(out, "cas_enabled", "yes");
     stat_line(out, "item_size_max", store.value_bytes_max());
     stat_line(out, "num_threads", facts.lanes);
     stat_line(out, "flush_enabled", "yes");
+    stat_line(out, "memory_bytes", sizes.memory_bytes);
     stat_line(out, "head_bytes", sizes.head_bytes);
     stat_line(out, "pool_bytes", sizes.pool_bytes.iter().sum::<u64>());
     stat_line(out, "index_bytes_max", sizes.index_bytes_max);
@@ -284,7 +297,8 @@ fn items(store: &Store, out: &mut Vec<u8>) {
     for (name, value) in [
         ("number", gauges.objects),
         ("age", 0),
-        ("mem_requested", gauges.value_bytes),
+        // As `bytes` of the general statistics: keys and records count.
+        ("mem_requested", gauges.value_bytes + gauges.index_bytes),
         ("evicted", load(&counters.evictions)),
         ("evicted_nonzero", 0),
         ("evicted_time", 0),
@@ -339,5 +353,46 @@ mod tests {
         assert_eq!(expiry_of(-1, now), now);
         assert_eq!(expiry_of(i64::MIN, now), now);
         assert_eq!(expiry_of(i64::MAX, now), i64::MAX as u64);
+    }
+
+    #[test]
+    fn libmemcached_finds_three_numbers_of_which_the_first_is_not_zero_in_the_version() {
+        let numbers: Vec<u8> = VERSION.split(['.', '-']).take(3).map(|number| number.parse().unwrap()).collect();
+        assert!(numbers[0] > 0, "{VERSION}");
+        assert!(numbers >= vec![1, 6, 0], "clients that look for what 1.6 brought");
+        assert!(VERSION.ends_with(env!("CARGO_PKG_VERSION")) && !VERSION.contains(' '));
+    }
+
+    fn statistics(store: &Store, argument: Option<&[u8]>) -> std::collections::HashMap<String, String> {
+        let facts = Facts { started: Instant::now(), lanes: 1, connections_max: 1 };
+        let mut out = Vec::new();
+        stats(store, &Metrics::default(), &facts, argument, &mut out);
+        let text = String::from_utf8(out).unwrap();
+        let lines = text.strip_suffix("END\r\n").unwrap().lines().map(|line| {
+            let mut words = line.split(' ').skip(1).map(str::to_owned);
+            (words.next().unwrap(), words.next().unwrap())
+        });
+        lines.collect()
+    }
+
+    #[test]
+    fn the_same_quantity_has_the_same_number_in_every_kind_of_statistics() {
+        let sizes = crate::store::Sizes {
+            memory_bytes: 8 << 20,
+            head_bytes: 64 << 10,
+            value_bytes_max: 1 << 20,
+            index_bytes_max: 1 << 20,
+            pinned_share: 0.5,
+            pool_bytes: vec![64 << 20],
+        };
+        let store = Store::new(sizes).unwrap();
+        assert_eq!(
+            store.commit(b"key", store.draft(0, None), 0, 0, Condition::Any, 1),
+            Committed::Stored { version: 1 }
+        );
+        let (general, items) = (statistics(&store, None), statistics(&store, Some(b"items")));
+        assert_eq!(general["bytes"], items["items:1:mem_requested"]);
+        assert_ne!(general["bytes"], "0", "an empty value has a key and a record");
+        assert_eq!(general["limit_maxbytes"], statistics(&store, Some(b"settings"))["maxbytes"]);
     }
 }

@@ -8,23 +8,27 @@
 //! ```
 //!
 //! A value is never held whole: only the next few of its pieces are. Tail reads start as soon as a value takes its place,
-//! while its head leaves from RAM, and run ahead over values behind it. A connection has [`TAIL_READS_MAX`] buffers for
-//! them, the last of which only the earliest unfilled piece may take, so reads ahead cannot starve the front.
+//! while its head leaves from RAM, and run ahead over values behind it. A connection has [`TAIL_READS`] buffers for
+//! them, more while its lane has plenty, the last of which only the earliest unfilled piece may take, so reads ahead cannot
+//! starve the front.
 
 use crate::fabric::region::Block;
 use crate::fabric::staging::StagingBuf;
 use crate::store::Pinned;
 use crate::store::object::Object;
 use crate::store::pool::ExtentId;
-use crate::store::segment::{Content, Crcs, Segment};
+use crate::store::segment::{Content, Crcs, SEGMENT_BYTES_MAX, Segment};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
 
-/// Buffers that one connection may have filled or on their way.
-pub const TAIL_READS_MAX: usize = 4;
-/// Pieces of one value that are looked up ahead; as many pages of a slow reader's value stay in RAM.
-const WINDOW_PIECES_MAX: usize = 8;
+/// Buffers that one connection may have filled or on their way, however many others want some.
+pub const TAIL_READS: usize = 4;
+/// The same while buffers are plenty. A fast drive needs two to four megabytes on their way.
+pub const TAIL_READS_MAX: usize = 16;
+/// Segments that are looked up ahead, over all values of the stream, or as many as there are buffers: so much memory a
+/// slow reader keeps, and one segment.
+const WINDOW_SEGMENTS: usize = 8;
 /// Slices that one gather takes: the kernel's limit is 1,024, and a megabyte needs four.
 const SLICES_MAX: usize = 128;
 /// Text beyond this stops parsing until some has left.
@@ -88,7 +92,7 @@ pub enum Failure {
 }
 
 /// The reply stream.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Output {
     text: Vec<u8>,
     text_sent: usize,
@@ -96,7 +100,22 @@ pub struct Output {
     values: usize,
     /// Buffers filled or on their way.
     tails: usize,
+    tails_max: usize,
     next_ticket: u64,
+}
+
+impl Default for Output {
+    fn default() -> Self {
+        Self {
+            text: Vec::new(),
+            text_sent: 0,
+            places: VecDeque::new(),
+            values: 0,
+            tails: 0,
+            tails_max: TAIL_READS,
+            next_ticket: 0,
+        }
+    }
 }
 
 impl Output {
@@ -136,16 +155,24 @@ impl Output {
         self.places.push_back(Place::Value(Box::new(value)));
     }
 
+    /// How many buffers this connection may have, [`TAIL_READS`] to [`TAIL_READS_MAX`]. It keeps those it has.
+    pub fn set_tail_reads(&mut self, count: usize) {
+        self.tails_max = count.clamp(TAIL_READS, TAIL_READS_MAX);
+    }
+
     /// The next disk read to start, if a buffer is left for it; see [`Output::read_back`] when there is none for it
     /// after all. Also finds pieces that are in RAM.
     pub fn poll_read(&mut self) -> Option<TailRead> {
-        let mut earliest = true;
-        for place in &mut self.places {
+        let (mut earliest, mut ahead_bytes) = (true, 0);
+        let window_bytes = self.tails_max.max(WINDOW_SEGMENTS) as u64 * SEGMENT_BYTES_MAX;
+        for (at, place) in self.places.iter_mut().enumerate() {
             let Place::Value(value) = place else { continue };
-            let pieces = value.pinned.pieces().len();
-            let mut index = 0;
-            while value.piece + index < pieces && index < WINDOW_PIECES_MAX {
+            for index in 0..value.pinned.pieces().len() - value.piece {
+                if ahead_bytes >= window_bytes {
+                    return None;
+                }
                 let segment = &value.pinned.pieces()[value.piece + index].segment;
+                ahead_bytes += u64::from(segment.len());
                 if index == value.slots.len() {
                     value.slots.push_back(Slot::Wanted { again: false });
                 }
@@ -154,29 +181,43 @@ impl Output {
                         Content::Ram(ram) => value.slots[index] = Slot::Ram(ram),
                         Content::Lost => value.slots[index] = Slot::Failed,
                         Content::Disk { extent, crcs } => {
-                            let allowed = if earliest { TAIL_READS_MAX } else { TAIL_READS_MAX - 1 };
-                            if self.tails >= allowed {
-                                return None;
+                            if self.tails + usize::from(!earliest) < self.tails_max {
+                                let ticket = self.next_ticket;
+                                self.next_ticket += 1;
+                                self.tails += 1;
+                                value.slots[index] = Slot::Reading { ticket, again };
+                                return Some(TailRead { ticket, segment: segment.clone(), extent, crcs });
                             }
-                            let ticket = self.next_ticket;
-                            self.next_ticket += 1;
-                            self.tails += 1;
-                            value.slots[index] = Slot::Reading { ticket, again };
-                            return Some(TailRead { ticket, segment: segment.clone(), extent, crcs });
+                            // A piece that left RAM before it was sent may find all buffers behind it.
+                            if earliest && self.give_back_behind(at, index) {
+                                return self.poll_read();
+                            }
+                            return None;
                         }
                     }
                 }
                 if !matches!(value.slots[index], Slot::Ram(_) | Slot::Staged(_)) {
                     earliest = false;
                 }
-                index += 1;
-            }
-            // Values behind a long one are not looked at before it ends.
-            if value.piece + index < pieces {
-                return None;
             }
         }
         None
+    }
+
+    /// Gives one buffer back that was read for a piece behind the one at `slot` of the value at `place`.
+    fn give_back_behind(&mut self, place: usize, slot: usize) -> bool {
+        for at in (place..self.places.len()).rev() {
+            let Place::Value(value) = &mut self.places[at] else { continue };
+            let first = if at == place { slot + 1 } else { 0 };
+            for index in (first..value.slots.len()).rev() {
+                if matches!(value.slots[index], Slot::Staged(_)) {
+                    value.slots[index] = Slot::Wanted { again: false };
+                    self.tails -= 1;
+                    return true;
+                }
+            }
+        }
+        false
     }
 
     /// A read that [`Output::poll_read`] gave was not started.
@@ -234,6 +275,18 @@ impl Output {
         }
         self.tails -= count;
         count
+    }
+
+    /// Lets go of pages of RAM that were found and not sent, so that they may leave it; they are looked up again.
+    pub fn give_back_memory(&mut self) {
+        for place in &mut self.places {
+            let Place::Value(value) = place else { continue };
+            for slot in &mut value.slots {
+                if matches!(slot, Slot::Ram(_)) {
+                    *slot = Slot::Wanted { again: false };
+                }
+            }
+        }
     }
 
     /// If the front of the stream cannot be sent because its octets are lost: what became of it.

@@ -91,10 +91,30 @@ struct Storing {
     whole: bool,
 }
 
+/// A part of a line that is kept: counted among the long lines that all connections have.
+#[derive(Debug)]
+struct LongText {
+    octets: Vec<u8>,
+    metrics: Arc<Metrics>,
+}
+
+impl LongText {
+    fn new(octets: &[u8], metrics: &Arc<Metrics>) -> Self {
+        metrics.connections.long_line_bytes.add(octets.len() as u64);
+        Self { octets: octets.to_vec(), metrics: metrics.clone() }
+    }
+}
+
+impl Drop for LongText {
+    fn drop(&mut self) {
+        self.metrics.connections.long_line_bytes.sub(self.octets.len() as u64);
+    }
+}
+
 /// A retrieval whose keys are not all looked up.
 #[derive(Debug)]
 struct Retrieving {
-    keys: Vec<u8>,
+    keys: LongText,
     at: usize,
     with_cas: bool,
     exptime: Option<i64>,
@@ -117,6 +137,8 @@ pub struct Session {
     output: Output,
     ending: Option<End>,
     eof: bool,
+    /// What was offered to the peer was taken back before it took it.
+    held_back: bool,
     /// Millisecond of the store's clock at which the peer last moved an octet.
     moved_ms: u64,
 }
@@ -141,6 +163,7 @@ impl Session {
             output: Output::default(),
             ending: None,
             eof: false,
+            held_back: false,
             moved_ms,
         }
     }
@@ -221,6 +244,11 @@ impl Session {
         }
     }
 
+    /// How many buffers the tail reads of this connection may have; see [`Output::set_tail_reads`].
+    pub fn set_tail_reads(&mut self, count: usize) {
+        self.output.set_tail_reads(count);
+    }
+
     /// What the owner must do next.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.asked.take().or_else(|| self.output.poll_read().map(Action::Read))
@@ -235,6 +263,7 @@ impl Session {
     pub fn handle_sent(&mut self, count: usize) {
         self.moved_ms = self.context.store.clock().now_ms();
         self.context.metrics.connections.bytes_written.add(count as u64);
+        self.held_back = false;
         self.output.handle_sent(count);
     }
 
@@ -244,6 +273,8 @@ impl Session {
             return;
         }
         self.waiting = Waiting::Nothing;
+        // It is the peer's turn from now on: the wait was the store's.
+        self.moved_ms = self.context.store.clock().now_ms();
         match (claim, &mut self.storing) {
             (Some(claim), Some(storing)) => {
                 storing.draft = Some(self.context.store.draft(storing.command.len, Some(claim)));
@@ -259,8 +290,10 @@ impl Session {
             return;
         }
         self.waiting = Waiting::Nothing;
+        self.moved_ms = self.context.store.clock().now_ms();
         let draft = self.storing.as_mut().and_then(|storing| storing.draft.as_mut());
         match (filling, draft) {
+            (_, Some(draft)) if draft.claim().is_some_and(Claim::is_revoked) => self.refuse_for_space(),
             (Some(filling), Some(draft)) => {
                 if let Some(claim) = draft.claim() {
                     claim.set_held_up(false);
@@ -287,6 +320,10 @@ impl Session {
 
     /// The claim was taken back: its peer was idle while others waited.
     pub fn handle_revoked(&mut self) {
+        // The segment that is asked for comes in any case, and must find the value it was asked for.
+        if self.waiting == Waiting::Segment {
+            return;
+        }
         let draft = self.storing.as_ref().and_then(|storing| storing.draft.as_ref());
         // The message may be about a claim that ended well before it came.
         if draft.and_then(Draft::claim).is_some_and(Claim::is_revoked) {
@@ -313,9 +350,17 @@ impl Session {
 
     /// Gives buffers that were read and not sent to others that wait for them.
     pub fn give_back(&mut self) -> usize {
+        self.held_back |= self.output.gather(&mut Vec::new()) > 0;
         let count = self.output.give_back();
         self.context.metrics.reads_repeated.add(count as u64);
         count
+    }
+
+    /// Lets go of memory that the peer does not take, for writers that wait for some.
+    pub fn give_back_memory(&mut self) {
+        self.held_back |= self.output.gather(&mut Vec::new()) > 0;
+        self.output.give_back_memory();
+        self.context.store.wake().signal();
     }
 
     /// The end, once everything before it was sent.
@@ -333,9 +378,11 @@ impl Session {
         if self.moved_ms >= since_ms {
             return false;
         }
-        let half_a_request =
-            self.storing.is_some() || self.conversation.is_swallowing() || self.end - self.start > LINE_BYTES_MAX;
-        self.output.gather(&mut Vec::new()) > 0
+        let half_a_request = self.storing.as_ref().is_some_and(|storing| !storing.whole)
+            || self.conversation.is_swallowing()
+            || self.end - self.start > LINE_BYTES_MAX && self.retrieving.is_none();
+        self.held_back
+            || self.output.gather(&mut Vec::new()) > 0
             || half_a_request && self.waiting == Waiting::Nothing && self.output.is_empty()
     }
 
@@ -436,7 +483,7 @@ impl Session {
                 return self.output.text(|out| engine::stats(store, metrics, facts, argument, out));
             }
             Command::Version => {
-                return self.output.text(|out| reply::version_line(out, env!("CARGO_PKG_VERSION")));
+                return self.output.text(|out| reply::version_line(out, engine::VERSION));
             }
             Command::Arithmetic { key, delta, direction, .. } => {
                 let mut line = Vec::new();
@@ -465,13 +512,14 @@ impl Session {
         {
             return self.output.text(|out| out.extend_from_slice(reply::END));
         }
-        self.retrieving = Some(Retrieving { keys: rest.as_bytes().to_vec(), at: 0, with_cas, exptime });
+        self.retrieving =
+            Some(Retrieving { keys: LongText::new(rest.as_bytes(), &self.context.metrics), at: 0, with_cas, exptime });
     }
 
     /// Goes on with a retrieval until its end or until the output is full.
     fn retrieve(&mut self) {
         let Some(mut retrieving) = self.retrieving.take() else { return };
-        let mut keys = Keys::from_validated(&retrieving.keys[retrieving.at..]);
+        let mut keys = Keys::from_validated(&retrieving.keys.octets[retrieving.at..]);
         loop {
             if self.is_full() {
                 break;
@@ -481,11 +529,11 @@ impl Session {
                 return self.output.text(|out| out.extend_from_slice(reply::END));
             };
             if !self.look_up(key, retrieving.with_cas, retrieving.exptime) {
-                retrieving.at = retrieving.keys.len() - before;
+                retrieving.at = retrieving.keys.octets.len() - before;
                 return self.retrieving = Some(retrieving);
             }
         }
-        retrieving.at = retrieving.keys.len() - keys.as_bytes().len();
+        retrieving.at = retrieving.keys.octets.len() - keys.as_bytes().len();
         self.retrieving = Some(retrieving);
     }
 

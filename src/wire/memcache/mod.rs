@@ -14,5 +14,5 @@ pub mod request;
 pub mod response;
 
 pub use conversation::{Conversation, Step};
-pub use parse::{CloseReason, LINE_BYTES_MAX, Parsed, Parser};
+pub use parse::{CloseReason, LINE_BYTES_MAX, Parsed, Parser, parse_line};
 pub use request::{Command, Direction, KEY_BYTES_MAX, Keys, StoreHeader, StoreVerb};

@@ -24,6 +24,12 @@ pub fn parse_u32(token: &[u8]) -> Option<u32> {
     parse_u64(token)?.try_into().ok()
 }
 
+/// Reads the length of a body: below 2^63; otherwise as [`parse_u64`]. A longer one is a negative number that a client
+/// printed unsigned: nobody sends that much.
+pub fn parse_len(token: &[u8]) -> Option<u64> {
+    parse_u64(token).filter(|&len| i64::try_from(len).is_ok())
+}
+
 /// Reads an expiry time or a delay: an optional `-` and at least one digit. What an `i64` cannot hold becomes its
 /// nearest end, since a time beyond it is for ever away in either direction.
 ///
@@ -104,6 +110,16 @@ mod tests {
         assert_eq!(parse_u32(b"4294967295"), Some(u32::MAX));
         assert_eq!(parse_u32(b"4294967296"), None);
         assert_eq!(parse_u32(b"18446744073709551616"), None);
+    }
+
+    #[test]
+    fn a_length_that_was_negative_before_it_was_printed_is_none() {
+        assert_eq!(parse_len(b"0"), Some(0));
+        assert_eq!(parse_len(b"4294967295"), Some(u64::from(u32::MAX)));
+        assert_eq!(parse_len(b"9223372036854775807"), Some(i64::MAX as u64));
+        for refused in ["", "-1", "foo", "9223372036854775808", "18446744073709551615", "18446744073709551616"] {
+            assert_eq!(parse_len(refused.as_bytes()), None, "{refused:?}");
+        }
     }
 
     #[test]

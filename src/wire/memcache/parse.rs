@@ -1,8 +1,8 @@
 //! One request line, from octets to a [`Command`] or a refusal.
 
-use memchr::{memchr, memchr2};
+use memchr::{memchr, memchr3};
 
-use super::number::{parse_exptime, parse_u32, parse_u64};
+use super::number::{parse_exptime, parse_len, parse_u32, parse_u64};
 use super::request::{Command, Direction, KEY_BYTES_MAX, Keys, StoreHeader, StoreVerb, split_token};
 use super::response;
 
@@ -85,6 +85,22 @@ impl Parser {
             Judged::Refused { reply, swallow } => Parsed::Refused { reply, consumed, swallow },
             Judged::Close(reason) => Parsed::Close(reason),
         }
+    }
+}
+
+/// Reads one line that the caller has framed, without its ending, of any length. `consumed` is the line's length.
+///
+/// For transports that end lines with CR LF alone: an LF within the line is an octet like others, and one that no key may
+/// have.
+pub fn parse_line(line: &[u8]) -> Parsed<'_> {
+    if line.first() == Some(&BINARY_MAGIC) {
+        return Parsed::Close(CloseReason::BinaryProtocol);
+    }
+    let consumed = line.len();
+    match judge(line) {
+        Judged::Command(command) => Parsed::Command { command, consumed },
+        Judged::Refused { reply, swallow } => Parsed::Refused { reply, consumed, swallow },
+        Judged::Close(reason) => Parsed::Close(reason),
     }
 }
 
@@ -194,13 +210,12 @@ fn storage(verb: StoreVerb, rest: &[u8]) -> Judged<'_> {
     let argument_count_max = if verb == StoreVerb::Cas { 6 } else { 5 };
     let [key, flags, exptime, len, cas, _] = arguments.kept;
     let reply = if arguments.count > argument_count_max { response::ERROR } else { response::BAD_LINE };
-    let Some(len) = parse_u64(len) else {
+    let Some(len) = parse_len(len) else {
         return refused(reply, false, 0);
     };
     let noreply = arguments.noreply();
-    // Whatever is wrong with the line, a body of that length follows it, and must not be read as commands. A length
-    // that overflows here would keep a peer sending for centuries; it drowns in its own body.
-    let swallow = len.saturating_add(TRAILER_BYTES);
+    // Whatever is wrong with the line, a body of that length follows it, and must not be read as commands.
+    let swallow = len + TRAILER_BYTES;
     let header = || {
         if arguments.count > argument_count_max || !is_key(key) {
             return None;
@@ -308,7 +323,7 @@ fn unknown(rest: &[u8]) -> Judged<'_> {
 }
 
 fn is_key(token: &[u8]) -> bool {
-    (1..=KEY_BYTES_MAX).contains(&token.len()) && memchr2(b'\0', b'\r', token).is_none()
+    (1..=KEY_BYTES_MAX).contains(&token.len()) && memchr3(b'\0', b'\r', b'\n', token).is_none()
 }
 
 /// The keys of a retrieval line, if there is one at least and each is a key.
@@ -316,7 +331,7 @@ fn checked_keys(rest: &[u8]) -> Option<Keys<'_>> {
     let start = rest.iter().position(|&octet| octet != b' ')?;
     let keys = Keys::from_validated(&rest[start..]);
     // One pass for the octets and one for the lengths: both are cheaper than a look at each key.
-    let valid = memchr2(b'\0', b'\r', rest).is_none() && keys.clone().all(|key| key.len() <= KEY_BYTES_MAX);
+    let valid = memchr3(b'\0', b'\r', b'\n', rest).is_none() && keys.clone().all(|key| key.len() <= KEY_BYTES_MAX);
     valid.then_some(keys)
 }
 
@@ -366,21 +381,23 @@ mod tests {
             key: b"k",
             flags: 7,
             exptime: -1,
-            len: u64::MAX,
+            len: i64::MAX as u64,
             cas: 9,
             noreply: true,
         };
-        let line = b"cas k 7 -1 18446744073709551615 9 noreply\r\n";
+        let line = b"cas k 7 -1 9223372036854775807 9 noreply\r\n";
         assert_eq!(parse(line), Parsed::Command { command: Command::Store(header), consumed: line.len() });
     }
 
     #[test]
     fn a_refused_storage_line_has_its_body_swallowed_when_its_length_is_readable() {
         type Case = (&'static [u8], Option<&'static [u8]>, u64);
-        let cases: [Case; 8] = [
+        let cases: [Case; 10] = [
             (b"set a foo 0 1\r\n", Some(response::BAD_LINE), 3),
             (b"set a foo 0 1 noreply\r\n", None, 3),
-            (b"set a foo 0 18446744073709551615\r\n", Some(response::BAD_LINE), u64::MAX),
+            (b"set a foo 0 9223372036854775807\r\n", Some(response::BAD_LINE), (1 << 63) + 1),
+            (b"set a foo 0 9223372036854775808\r\n", Some(response::BAD_LINE), 0),
+            (b"set a 0 0 18446744073709551615 noreply\r\n", Some(response::BAD_LINE), 0),
             (b"set a 0 0 1 noreply extra\r\n", Some(response::ERROR), 3),
             (b"set a 0 0 1 extra noreply\r\n", None, 3),
             (b"set a 0 0 foo noreply\r\n", Some(response::BAD_LINE), 0),
@@ -484,5 +501,17 @@ mod tests {
             let command = Command::Stats { argument };
             assert_eq!(parse(line), Parsed::Command { command, consumed: line.len() });
         }
+    }
+
+    #[test]
+    fn a_framed_line_may_hold_an_lf_but_no_key_may() {
+        for line in [&b"get a\nb"[..], b"delete a\nflush_all", b"get a b\n", b"touch a\nb 0", b"incr \n 1"] {
+            assert!(matches!(parse_line(line), Parsed::Refused { reply: Some(_), swallow: 0, .. }), "{line:?}");
+        }
+        let refused = Parsed::Refused { reply: Some(response::BAD_LINE), consumed: 13, swallow: 7 };
+        assert_eq!(parse_line(b"set a\nb 0 0 5"), refused);
+        let command = Command::Get { keys: Keys::from_validated(b"a"), with_cas: false };
+        assert_eq!(parse_line(b"get a"), Parsed::Command { command, consumed: 5 });
+        assert_eq!(parse_line(b"\x80x"), Parsed::Close(CloseReason::BinaryProtocol));
     }
 }
