@@ -229,6 +229,7 @@ impl Lane for LoopbackLane {
     }
 
     fn progress(&self, now: Instant, events: &mut Vec<Event>, events_max: usize) -> bool {
+        self.shared.bell.look();
         self.shared.bell.silence();
         let mut state = lock(&self.shared.state);
         while let Some(request) = state.requests.pop_front() {
@@ -276,6 +277,7 @@ impl Lane for LoopbackLane {
             regions: self.shared.region_count.load(Ordering::Relaxed),
             half_open: self.shared.half_open_count.load(Ordering::Relaxed),
             listeners: self.shared.listener_count.load(Ordering::Relaxed),
+            closing: 0,
         }
     }
 }

@@ -41,6 +41,7 @@
 //! caller's thread, what the lane would do next for that queue pair.
 
 pub mod faulty;
+pub mod iwarp;
 pub mod loopback;
 mod queue;
 pub mod region;
@@ -392,6 +393,8 @@ pub struct Resources {
     pub half_open: usize,
     /// Listeners.
     pub listeners: usize,
+    /// Connections that ended here and whose peer has not said goodbye.
+    pub closing: usize,
 }
 
 /// A kind of network.
@@ -431,8 +434,8 @@ pub trait Lane: Send + Sync + fmt::Debug {
     /// events. `true` when there is more to do right now.
     fn progress(&self, now: Instant, events: &mut Vec<Event>, events_max: usize) -> bool;
 
-    /// From now on work makes the descriptor readable. Call [`Lane::progress`] once more before sleeping; it takes the
-    /// readiness back.
+    /// From now on work makes the descriptor readable. Call [`Lane::progress`] exactly once more before sleeping, for what
+    /// came before; the call after that, the first one awake, takes the arming back.
     fn arm(&self);
 
     /// What to sleep on: readable when there is something to do. Level-triggered; valid for the life of the lane.
