@@ -75,7 +75,7 @@ pub enum FailedPiece<V> {
 }
 
 /// One side of a connection. `V` is what the owner finds the octets of a value by; `M` the half of the conversation:
-/// [`Conversation`](super::conversation::Conversation) or [`Requester`](super::requester::Requester).
+/// [`Conversation`] or [`Requester`].
 #[derive(Debug)]
 pub struct Endpoint<V, M> {
     /// What came and was not read.
