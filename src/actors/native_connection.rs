@@ -525,6 +525,7 @@ impl NativeConnection {
         if idle && !self.is_busy() {
             return self.end(ctx, Over::Idle);
         }
+        self.drive(ctx);
         self.inbound.rest();
         self.outward.outbound.rest();
     }
@@ -586,7 +587,11 @@ impl Handler<Told> for NativeConnection {
                 self.room += count;
                 self.exchange.handle_moved();
             }
-            Told::Missed(value) => self.outward.outbound.handle_missed(value),
+            Told::Missed(value) => {
+                self.outward.outbound.handle_missed(value);
+                // Its last pins go with the places that are being cancelled.
+                self.take_another_turn(ctx);
+            }
             Told::Over(cause) => return self.end(ctx, Over::End(cause)),
             // The queue pair has ended; its last event is on its way and says why.
             Told::Refused(_) => return self.qp.disconnect(),
