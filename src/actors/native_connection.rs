@@ -47,6 +47,8 @@ use std::time::Duration;
 const RECORDS_PER_TURN: usize = 512;
 /// Text beyond this stops parsing until some has left.
 const TEXT_BYTES_MAX: usize = 64 << 10;
+/// Values that are looked up ahead, besides one for each slot.
+const PINS_AHEAD: usize = 4;
 /// Octets of the two buffers that Reads of the peer's counter land in, each.
 const SINK_BYTES: usize = 4096;
 
@@ -68,6 +70,8 @@ struct Outward {
     outbound: Outbound<Source>,
     /// Values pinned by what is not in a slot yet.
     pins: Arc<AtomicUsize>,
+    /// More of them are of no use: the slots are full before.
+    pins_ahead_max: usize,
 }
 
 impl Replies for Outward {
@@ -88,7 +92,8 @@ impl Replies for Outward {
     }
 
     fn is_full(&self, pins_max: usize) -> bool {
-        self.outbound.text_bytes() >= TEXT_BYTES_MAX || self.pins.load(Ordering::Relaxed) >= pins_max
+        self.outbound.text_bytes() >= TEXT_BYTES_MAX
+            || self.pins.load(Ordering::Relaxed) >= pins_max.min(self.pins_ahead_max)
     }
 }
 
@@ -254,7 +259,11 @@ impl NativeConnection {
                 exchange: Exchange::new(lane.lane.session.clone(), revoker),
                 machine: Conversation::new(),
                 inbound: Inbound::new(PIPELINE_BYTES_MAX),
-                outward: Outward { outbound: Outbound::new(limits.fragment_bytes_max), pins: Arc::default() },
+                outward: Outward {
+                    outbound: Outbound::new(limits.fragment_bytes_max),
+                    pins: Arc::default(),
+                    pins_ahead_max: own.windows.window_count() as usize + PINS_AHEAD,
+                },
                 ring: ControlRing::new(own.ring.slot_count()),
                 windows: receiving,
                 own_ring: RingSpan(own_ring),
