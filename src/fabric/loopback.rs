@@ -276,6 +276,7 @@ impl Lane for LoopbackLane {
             regions: self.shared.region_count.load(Ordering::Relaxed),
             half_open: self.shared.half_open_count.load(Ordering::Relaxed),
             listeners: self.shared.listener_count.load(Ordering::Relaxed),
+            closing: 0,
         }
     }
 }

@@ -41,6 +41,7 @@
 //! caller's thread, what the lane would do next for that queue pair.
 
 pub mod faulty;
+pub mod iwarp;
 pub mod loopback;
 mod queue;
 pub mod region;
@@ -392,6 +393,8 @@ pub struct Resources {
     pub half_open: usize,
     /// Listeners.
     pub listeners: usize,
+    /// Connections that ended here and whose peer has not said goodbye.
+    pub closing: usize,
 }
 
 /// A kind of network.

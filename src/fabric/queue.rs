@@ -123,6 +123,10 @@ impl<S: Default> SendQueue<S> {
         self.in_flight.get_mut(position)
     }
 
+    pub(super) fn get(&self, position: usize) -> Option<&Posted<S>> {
+        self.in_flight.get(position)
+    }
+
     /// Ends the oldest request. `None` when nobody wants to know.
     ///
     /// # Panics
@@ -190,7 +194,8 @@ fn check_buffer(domain: Domain, buf: &LocalBuf, range: &std::ops::Range<usize>) 
     if !domain.owns(buf) {
         return Err(PostError::ForeignBuffer);
     }
-    if !is_within(range, buf) {
+    // A message has less than 2^32 octets in every protocol below.
+    if !is_within(range, buf) || u32::try_from(range.len()).is_err() {
         return Err(PostError::Range { start: range.start, end: range.end, len: buf.len() });
     }
     Ok(())

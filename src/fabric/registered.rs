@@ -222,6 +222,11 @@ impl Regions {
         MemoryRegion { remote, span, revoker: Arc::downgrade(&own) }
     }
 
+    /// A key that opens nothing by itself: the sink of one Read.
+    pub(super) fn mint_key(&self) -> RemoteKey {
+        self.table().fresh_key()
+    }
+
     /// Calls `act` with the memory named, while nobody can invalidate it. Zero octets are never checked (RFC 5041 §5.2);
     /// the caller leaves them out.
     pub(super) fn with<T>(

@@ -1,0 +1,687 @@
+//! Userspace iWARP: one ordinary TCP connection per queue pair, driven by [`crate::wire::iwarp`].
+//!
+//! ```text
+//!  post ─► send queue ─► frames (≤ 256 KiB per turn) ─► one sendmsg ─► socket
+//!  socket ─► read (≤ 256 KiB per turn) ─► whole frame, CRC, header, key, rights, bounds ─► placed ─► events
+//! ```
+//! A frame is verified whole before an octet of it is placed. The initiator offers peer-to-peer mode; towards one that
+//! does not, what a responder posts waits for the first frame of the initiator. A protocol error of the peer is answered
+//! with a Terminate and ends that connection alone. After the end a socket stays until the peer has said goodbye or the
+//! handshake timeout has passed, so that nothing sent before is lost to a reset.
+
+mod end;
+mod outbound;
+
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::queue::{Places, ReceiveQueue, SendQueue, grant};
+use super::registered::{Domain, Regions};
+use super::sys::{Bell, Epoll, Ready};
+use super::{
+    Access, Address, Attributes, Cause, ConnectRequest, Event, Fabric, FabricError, Lane, Listener, LocalBuf,
+    MemoryRegion, PRIVATE_DATA_BYTES_MAX, PostError, QpNum, QueuePair, Resources, SharedSpan, TURN_BYTES_MAX, Work,
+    WorkId,
+};
+use crate::wire::iwarp::mpa::{
+    ConnectionWord, FRAME_BYTES_MIN, Frame, FrameKind, PRIVATE_DATA_BYTES_MAX as MPA_DATA_MAX,
+};
+use end::{End, EndState, Link, Phase};
+
+/// The bell's token; queue pair numbers begin at 1.
+const BELL: u64 = 0;
+/// Peers of a lane that have not sent a whole Request. One more is turned away at once.
+const HALF_OPEN_COUNT_MAX: usize = 1024;
+/// How long a listener rests when the system has no descriptor for the next peer.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How messages are cut into frames.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Segments {
+    /// [`Segments::Large`] to peers on the loopback device, else [`Segments::Mss`].
+    #[default]
+    Auto,
+    /// One frame fits one TCP segment, as hardware needs it.
+    Mss,
+    /// Up to 64 KiB: for peers known to take it, which are ours and Linux `siw`.
+    Large,
+}
+
+/// What both ends of a fabric's connections are made with.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Options {
+    /// CRCs are used unless both ends are told otherwise (`?crc=off`).
+    pub crc: bool,
+    pub segments: Segments,
+    /// What a listener allows a peer for its whole Request.
+    pub handshake_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { crc: true, segments: Segments::Auto, handshake_timeout: Duration::from_secs(5) }
+    }
+}
+
+/// The iWARP fabric.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Iwarp {
+    options: Options,
+}
+
+impl Iwarp {
+    pub fn new(options: Options) -> Self {
+        Self { options }
+    }
+}
+
+impl Fabric for Iwarp {
+    fn name(&self) -> &'static str {
+        "iwarp"
+    }
+
+    fn lane(&self) -> Result<Arc<dyn Lane>, FabricError> {
+        let system = |what| move |source| FabricError::System { what, source };
+        let bell = Bell::new().map_err(system("make an eventfd"))?;
+        let epoll = Epoll::new().map_err(system("make an epoll instance"))?;
+        epoll.add(bell.as_fd(), BELL, true, false).map_err(system("watch an eventfd"))?;
+        let shared = LaneShared {
+            bell,
+            epoll,
+            state: Mutex::default(),
+            region_count: Arc::default(),
+            half_open_count: Arc::default(),
+        };
+        Ok(Arc::new(IwarpLane { options: self.options, shared: Arc::new(shared) }))
+    }
+}
+
+struct IwarpLane {
+    options: Options,
+    shared: Arc<LaneShared>,
+}
+
+struct LaneShared {
+    bell: Bell,
+    epoll: Epoll,
+    state: Mutex<LaneState>,
+    region_count: Arc<AtomicUsize>,
+    half_open_count: Arc<AtomicUsize>,
+}
+
+/// Everything is found by its epoll token: a number of the same sequence that queue pairs have.
+#[derive(Default)]
+struct LaneState {
+    places: Places,
+    ends: HashMap<u64, Arc<End>>,
+    /// Ends with something to do, each once.
+    ready: VecDeque<Arc<End>>,
+    listeners: HashMap<u64, Arc<TcpListener>>,
+    half_open: HashMap<u64, HalfOpen>,
+    closing: HashMap<u64, Closing>,
+    /// Of ends in their handshake and of listeners at rest.
+    deadlines: HashMap<u64, Instant>,
+    outbox: VecDeque<Event>,
+}
+
+/// A peer that has connected and not sent all of its Request.
+struct HalfOpen {
+    stream: TcpStream,
+    listener: SocketAddr,
+    inbox: Vec<u8>,
+    deadline: Instant,
+    counted: Counted,
+}
+
+/// One of the lane's half-open connections.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A peer whose Request waits for an answer.
+struct Pending {
+    stream: TcpStream,
+    request: Frame,
+    _counted: Counted,
+}
+
+impl super::Pending for Pending {
+    fn reject(self: Box<Self>, private_data: &[u8]) {
+        refuse(&self.stream, &self.request, private_data);
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}
+
+/// Answers with a refusal. A socket that was never written to has room for it; if not, the peer sees the end alone.
+fn refuse(stream: &TcpStream, request: &Frame, private_data: &[u8]) {
+    let reply = Frame {
+        revision: request.revision,
+        markers: false,
+        crc: request.crc,
+        rejected: true,
+        word: request.word.map(|_| ConnectionWord::default()),
+        private_data: private_data.to_vec(),
+    };
+    let _ = (&*stream).write(&reply.encode(FrameKind::Reply));
+    let _ = stream.shutdown(Shutdown::Write);
+}
+
+/// A socket after the end of its queue pair: sends what remains, says goodbye and waits for the peer's.
+struct Closing {
+    stream: TcpStream,
+    rest: Vec<u8>,
+    sent: usize,
+    deadline: Instant,
+}
+
+impl Closing {
+    fn begin(lane: &Arc<LaneShared>, stream: TcpStream, token: u64, rest: Vec<u8>, deadline: Instant) {
+        let mut closing = Self { stream, rest, sent: 0, deadline };
+        if closing.is_over() {
+            return;
+        }
+        let writes = closing.sent < closing.rest.len();
+        if lane.epoll.change(closing.stream.as_fd(), token, true, writes).is_ok() {
+            lock(&lane.state).closing.insert(token, closing);
+        }
+    }
+
+    /// Goes on, for at most one turn's octets. `true` when nothing is left to wait for.
+    fn is_over(&mut self) -> bool {
+        while self.sent < self.rest.len() {
+            match (&self.stream).write(&self.rest[self.sent..]) {
+                Ok(len) => self.sent += len,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => return true,
+            }
+        }
+        if self.sent == self.rest.len() {
+            // Repeating it does no harm.
+            let _ = self.stream.shutdown(Shutdown::Write);
+        }
+        let mut octets = [0; 16 << 10];
+        for _ in 0..TURN_BYTES_MAX / octets.len() {
+            match (&self.stream).read(&mut octets) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
+            }
+        }
+        false
+    }
+}
+
+impl IwarpLane {
+    fn end(&self, attributes: Attributes, phase: Phase) -> Result<Box<dyn QueuePair>, FabricError> {
+        let attributes = grant(attributes)?;
+        let mut state = lock(&self.shared.state);
+        let place = state.places.take().ok_or_else(|| FabricError::System {
+            what: "find a place for a queue pair",
+            source: io::ErrorKind::OutOfMemory.into(),
+        })?;
+        let domain = Domain::new();
+        let end = Arc::new(End {
+            number: QpNum::next(),
+            place,
+            domain,
+            lane: Arc::clone(&self.shared),
+            regions: Regions::new(Arc::clone(&self.shared.region_count)),
+            is_ready: AtomicBool::new(false),
+            options: self.options,
+            state: Mutex::new(EndState {
+                attributes,
+                phase,
+                queue: SendQueue::new(place, domain, &attributes),
+                receives: ReceiveQueue::new(place, domain, &attributes),
+                link: None,
+                events: VecDeque::new(),
+                failure: None,
+                question: Vec::new(),
+            }),
+        });
+        state.ends.insert(end.number.0, Arc::clone(&end));
+        Ok(Box::new(IwarpQueuePair { end }))
+    }
+
+    /// Takes peers that wait at a listener.
+    fn accept(&self, token: u64, listener: &TcpListener, now: Instant) {
+        for _ in 0..64 {
+            let (stream, _) = match listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
+                    tracing::warn!(%error, "a listener rests: no descriptor for the next peer");
+                    let _ = self.shared.epoll.change(listener.as_fd(), token, false, false);
+                    lock(&self.shared.state).deadlines.insert(token, now + ACCEPT_PAUSE);
+                    return;
+                }
+                // A peer that left before it was taken.
+                Err(_) => continue,
+            };
+            let Ok(listener) = listener.local_addr() else { continue };
+            if stream.set_nonblocking(true).is_err() || stream.set_nodelay(true).is_err() {
+                continue;
+            }
+            let mut state = lock(&self.shared.state);
+            if state.half_open.len() >= HALF_OPEN_COUNT_MAX {
+                continue;
+            }
+            let token = QpNum::next().0;
+            if self.shared.epoll.add(stream.as_fd(), token, true, false).is_ok() {
+                let deadline = now + self.options.handshake_timeout;
+                let counted = Counted::new(&self.shared.half_open_count);
+                state.half_open.insert(token, HalfOpen { stream, listener, inbox: Vec::new(), deadline, counted });
+            }
+        }
+    }
+
+    /// Reads on in a Request; a whole one becomes an event.
+    fn read_request(&self, state: &mut LaneState, token: u64) {
+        let Some(half_open) = state.half_open.get_mut(&token) else { return };
+        let request = match half_open.read() {
+            Ok(None) => return,
+            Ok(Some(request)) => request,
+            Err(reason) => {
+                tracing::debug!(reason, "a peer did not complete its Request");
+                state.half_open.remove(&token);
+                return;
+            }
+        };
+        let Some(HalfOpen { stream, listener, counted, .. }) = state.half_open.remove(&token) else { return };
+        let removed = self.shared.epoll.remove(stream.as_fd());
+        let Ok(peer) = stream.peer_addr() else { return };
+        // Nobody could Read; the native door needs it and so does every upper layer here.
+        let useless = request.word.is_some_and(|word| word.ird == 0 || word.ord == 0);
+        if removed.is_err() || request.markers || useless {
+            tracing::debug!(%peer, markers = request.markers, "a Request was refused");
+            refuse(&stream, &request, &[]);
+            return;
+        }
+        let private_data = request.private_data.clone();
+        let pending = Box::new(Pending { stream, request, _counted: counted });
+        let request = ConnectRequest::new(Address::Socket(peer), Address::Socket(listener), private_data, pending);
+        state.outbox.push_back(Event::ConnectRequest(request));
+    }
+
+    fn expire(&self, now: Instant) {
+        let mut state = lock(&self.shared.state);
+        state.half_open.retain(|_, half_open| half_open.deadline > now);
+        state.closing.retain(|_, closing| closing.deadline > now);
+        if state.deadlines.values().all(|deadline| *deadline > now) {
+            return;
+        }
+        let late: Vec<u64> =
+            state.deadlines.extract_if(|_, deadline| *deadline <= now).map(|(token, _)| token).collect();
+        let mut ends = Vec::new();
+        for token in late {
+            if let Some(end) = state.ends.get(&token) {
+                ends.push(Arc::clone(end));
+            } else if let Some(listener) = state.listeners.get(&token) {
+                let _ = self.shared.epoll.change(listener.as_fd(), token, true, false);
+            }
+        }
+        drop(state);
+        for end in ends {
+            end.fail(Cause::TimedOut);
+        }
+    }
+
+    fn dispatch(&self, ready: Ready, now: Instant) -> bool {
+        if ready.token == BELL {
+            self.shared.bell.silence();
+            return false;
+        }
+        let mut state = lock(&self.shared.state);
+        if let Some(end) = state.ends.get(&ready.token).cloned() {
+            drop(state);
+            return end.turn(now, ready.readable, ready.writable);
+        }
+        if let Some(listener) = state.listeners.get(&ready.token).cloned() {
+            drop(state);
+            self.accept(ready.token, &listener, now);
+        } else if state.half_open.contains_key(&ready.token) {
+            self.read_request(&mut state, ready.token);
+        } else if let Some(closing) = state.closing.get_mut(&ready.token) {
+            let wrote_all = closing.sent == closing.rest.len();
+            if closing.is_over() {
+                state.closing.remove(&ready.token);
+            } else if !wrote_all && closing.sent == closing.rest.len() {
+                let _ = self.shared.epoll.change(closing.stream.as_fd(), ready.token, true, false);
+            }
+        }
+        false
+    }
+}
+
+impl HalfOpen {
+    /// The Request, once all of it came.
+    fn read(&mut self) -> Result<Option<Frame>, &'static str> {
+        // One octet more than any Request has shows those that say too much.
+        let mut octets = [0; FRAME_BYTES_MIN + MPA_DATA_MAX + 1];
+        loop {
+            match (&self.stream).read(&mut octets) {
+                Ok(0) => return Err("it closed"),
+                Ok(len) => self.inbox.extend_from_slice(&octets[..len]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(_) => return Err("it was lost"),
+            }
+            match Frame::decode(FrameKind::Request, &self.inbox) {
+                Ok(None) => {}
+                Ok(Some((request, len))) if len == self.inbox.len() => return Ok(Some(request)),
+                Ok(Some(_)) => return Err("it sent more than a Request"),
+                Err(_) => return Err("it sent no Request"),
+            }
+        }
+    }
+}
+
+impl Lane for IwarpLane {
+    fn listen(&self, address: &Address) -> Result<Box<dyn Listener>, FabricError> {
+        let Address::Socket(socket) = address else { return Err(FabricError::Address(address.clone())) };
+        let bound = bind(*socket).map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => FabricError::AddressInUse(address.clone()),
+            _ => FabricError::System { what: "listen", source },
+        })?;
+        let system = |what| move |source| FabricError::System { what, source };
+        let local = bound.local_addr().map_err(system("ask for the address of a listener"))?;
+        let token = QpNum::next().0;
+        self.shared.epoll.add(bound.as_fd(), token, true, false).map_err(system("watch a listener"))?;
+        lock(&self.shared.state).listeners.insert(token, Arc::new(bound));
+        Ok(Box::new(IwarpListener { address: local, token, lane: Arc::clone(&self.shared) }))
+    }
+
+    fn dial(&self, address: &Address, attributes: Attributes) -> Result<Box<dyn QueuePair>, FabricError> {
+        match address {
+            Address::Socket(socket) => self.end(attributes, Phase::Dialled(*socket)),
+            Address::Name(_) => Err(FabricError::Address(address.clone())),
+        }
+    }
+
+    fn admit(&self, request: ConnectRequest, attributes: Attributes) -> Result<Box<dyn QueuePair>, FabricError> {
+        let pending = request.into_pending::<Pending>()?;
+        if let Err(error) = grant(attributes) {
+            super::Pending::reject(pending, &[]);
+            return Err(error);
+        }
+        self.end(attributes, Phase::Admitted(pending))
+    }
+
+    fn progress(&self, now: Instant, events: &mut Vec<Event>, events_max: usize) -> bool {
+        self.expire(now);
+        // Only what is ready now: who readies itself again has its next turn in the next call.
+        let (mut turns, has_room) = {
+            let state = lock(&self.shared.state);
+            (state.ready.len(), state.outbox.len() < events_max)
+        };
+        let mut more = false;
+        if has_room {
+            let mut ready = Vec::new();
+            if let Err(error) = self.shared.epoll.poll(&mut ready) {
+                tracing::error!(%error, "a lane cannot poll its sockets");
+            }
+            for ready in ready {
+                more |= self.dispatch(ready, now);
+            }
+        }
+        while turns > 0 {
+            turns -= 1;
+            let mut state = lock(&self.shared.state);
+            if state.outbox.len() >= events_max {
+                break;
+            }
+            let Some(end) = state.ready.pop_front() else { break };
+            drop(state);
+            end.is_ready.store(false, Ordering::SeqCst);
+            more |= end.turn(now, false, false);
+        }
+        let mut state = lock(&self.shared.state);
+        let count = state.outbox.len().min(events_max);
+        events.extend(state.outbox.drain(..count));
+        more || !state.outbox.is_empty() || !state.ready.is_empty()
+    }
+
+    fn arm(&self) {
+        self.shared.bell.arm();
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.shared.epoll.as_fd()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let state = lock(&self.shared.state);
+        let half_open = state.half_open.values().map(|half_open| half_open.deadline);
+        let closing = state.closing.values().map(|closing| closing.deadline);
+        state.deadlines.values().copied().chain(half_open).chain(closing).min()
+    }
+
+    fn resources(&self) -> Resources {
+        let state = lock(&self.shared.state);
+        Resources {
+            queue_pairs: state.ends.len(),
+            regions: self.shared.region_count.load(Ordering::Relaxed),
+            half_open: self.shared.half_open_count.load(Ordering::Relaxed),
+            listeners: state.listeners.len(),
+            closing: state.closing.len(),
+        }
+    }
+}
+
+impl Drop for IwarpLane {
+    fn drop(&mut self) {
+        // Ends and lane own each other until the last event; nobody will ask for that one now.
+        let state = std::mem::take(&mut *lock(&self.shared.state));
+        for end in state.ends.values() {
+            end.fail(Cause::Local);
+            end.turn(Instant::now(), false, false);
+        }
+        drop(state);
+        drop(std::mem::take(&mut *lock(&self.shared.state)));
+    }
+}
+
+impl fmt::Debug for IwarpLane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IwarpLane").field("resources", &self.resources()).finish()
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(1024)?;
+    Ok(socket.into())
+}
+
+fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    match socket.connect(&address.into()) {
+        Ok(()) => {}
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(socket.into())
+}
+
+struct IwarpListener {
+    address: SocketAddr,
+    token: u64,
+    lane: Arc<LaneShared>,
+}
+
+impl Listener for IwarpListener {
+    fn address(&self) -> Address {
+        Address::Socket(self.address)
+    }
+}
+
+impl Drop for IwarpListener {
+    fn drop(&mut self) {
+        let mut state = lock(&self.lane.state);
+        state.listeners.remove(&self.token);
+        state.deadlines.remove(&self.token);
+    }
+}
+
+impl fmt::Debug for IwarpListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IwarpListener").field("address", &self.address).finish()
+    }
+}
+
+struct IwarpQueuePair {
+    end: Arc<End>,
+}
+
+impl QueuePair for IwarpQueuePair {
+    fn number(&self) -> QpNum {
+        self.end.number
+    }
+
+    fn attributes(&self) -> Attributes {
+        lock(&self.end.state).attributes
+    }
+
+    fn allocate(&self, buf_bytes: usize, count: usize) -> Result<Vec<LocalBuf>, FabricError> {
+        let allocated = self.end.domain.allocate(buf_bytes, count);
+        allocated.map_err(|source| FabricError::System { what: "allocate registered buffers", source })
+    }
+
+    fn register(&self, span: SharedSpan, access: Access) -> Result<MemoryRegion, FabricError> {
+        if !span.is_aligned() {
+            return Err(FabricError::Unaligned);
+        }
+        Ok(self.end.regions.register(span, access))
+    }
+
+    fn establish(&self, private_data: &[u8]) -> Result<(), FabricError> {
+        if private_data.len() > PRIVATE_DATA_BYTES_MAX {
+            return Err(FabricError::PrivateDataTooLong { len: private_data.len() });
+        }
+        let mut state = lock(&self.end.state);
+        if state.failure.is_some() {
+            return Err(FabricError::State);
+        }
+        let token = self.end.number.0;
+        let epoll = &self.end.lane.epoll;
+        let mut lost = None;
+        match std::mem::replace(&mut state.phase, Phase::Connecting) {
+            Phase::Dialled(address) => {
+                state.question = private_data.to_vec();
+                match connect(address).and_then(|stream| {
+                    epoll.add(stream.as_fd(), token, true, true)?;
+                    Ok(stream)
+                }) {
+                    Ok(stream) => state.link = Some(Link::new(stream, (true, true))),
+                    Err(error) => lost = Some(error.to_string()),
+                }
+            }
+            Phase::Admitted(pending) => {
+                let Pending { stream, request, _counted } = *pending;
+                match epoll.add(stream.as_fd(), token, true, false) {
+                    Ok(()) => {
+                        state.link = Some(Link::new(stream, (true, false)));
+                        self.end.accept(&mut state, &request, private_data);
+                    }
+                    Err(error) => lost = Some(error.to_string()),
+                }
+            }
+            phase => {
+                state.phase = phase;
+                return Err(FabricError::State);
+            }
+        }
+        drop(state);
+        if let Some(error) = lost {
+            self.end.fail(Cause::Lost(error));
+        }
+        self.end.mark_ready();
+        Ok(())
+    }
+
+    fn post(&self, work: &mut Vec<Work>) -> Result<WorkId, PostError> {
+        let mut state = lock(&self.end.state);
+        match state.phase {
+            Phase::Ended => return Err(PostError::Ended),
+            _ if state.failure.is_some() => return Err(PostError::Ended),
+            Phase::Connected => {}
+            Phase::Dialled(_) | Phase::Admitted(_) | Phase::Connecting | Phase::Asking => {
+                return Err(PostError::NotConnected);
+            }
+        }
+        let id = state.queue.post(work)?;
+        drop(state);
+        self.end.mark_ready();
+        Ok(id)
+    }
+
+    fn post_receive(&self, buf: LocalBuf) -> Result<WorkId, (PostError, LocalBuf)> {
+        let mut state = lock(&self.end.state);
+        if state.failure.is_some() || matches!(state.phase, Phase::Ended) {
+            return Err((PostError::Ended, buf));
+        }
+        state.receives.post(buf)
+    }
+
+    fn kick(&self) {
+        self.end.kick();
+    }
+
+    fn disconnect(&self) {
+        self.end.fail(Cause::Local);
+    }
+}
+
+impl Drop for IwarpQueuePair {
+    fn drop(&mut self) {
+        // Not yet answered: the peer hears a rejection.
+        let mut state = lock(&self.end.state);
+        let unanswered = match state.phase {
+            Phase::Admitted(_) => Some(std::mem::replace(&mut state.phase, Phase::Connecting)),
+            _ => None,
+        };
+        drop(state);
+        if let Some(Phase::Admitted(pending)) = unanswered {
+            super::Pending::reject(pending, &[]);
+        }
+        self.disconnect();
+    }
+}
+
+impl fmt::Debug for IwarpQueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IwarpQueuePair").field("number", &self.end.number).finish()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,790 @@
+//! One end of a connection: handshake, both directions, and the end.
+
+use std::collections::VecDeque;
+use std::io::{self, Read};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use socket2::SockRef;
+
+use super::super::queue::{Place, ReceiveQueue, SendQueue};
+use super::super::registered::{AccessError, Domain, Regions, Right};
+use super::super::{Attributes, Cause, Event, QpNum, RemoteKey, Source, Status, TURN_BYTES_MAX, Work};
+use super::outbound::{Outbound, Sequence};
+use super::{Closing, LaneShared, Options, Pending, Segments, lock};
+use crate::wire::iwarp::mpa::{self, ConnectionWord, DEPTH_UNSTATED, Frame, FrameKind};
+use crate::wire::iwarp::rdmap::{Operation, ReadRequest, Reason, Terminate};
+use crate::wire::iwarp::stream::{Fault, Kind, MemoryFault, PeerError, Receiver, Sender};
+
+/// First and largest size of the buffer for what comes in: a turn and one frame.
+const INBOX_BYTES_MIN: usize = 16 << 10;
+const INBOX_BYTES_MAX: usize = TURN_BYTES_MAX + (64 << 10) + 64;
+/// STag of the ready-to-receive frame: some hardware refuses zero, though nobody may look.
+const READY_STAG: u32 = 1;
+/// Where every Read sink is said to be; its STag alone tells them apart.
+const SINK_OFFSET: u64 = 1 << 32;
+
+pub(super) struct End {
+    pub(super) number: QpNum,
+    pub(super) place: Place,
+    pub(super) domain: Domain,
+    pub(super) lane: Arc<LaneShared>,
+    pub(super) regions: Arc<Regions>,
+    pub(super) is_ready: AtomicBool,
+    pub(super) options: Options,
+    pub(super) state: Mutex<EndState>,
+}
+
+pub(super) struct EndState {
+    pub(super) attributes: Attributes,
+    pub(super) phase: Phase,
+    pub(super) queue: SendQueue<Stage>,
+    pub(super) receives: ReceiveQueue,
+    pub(super) link: Option<Link>,
+    /// What the lane has to report, in order.
+    pub(super) events: VecDeque<Event>,
+    /// Why the connection ends, once it does; the first reason stays.
+    pub(super) failure: Option<Failure>,
+    /// Private data of the Request, until the connection is there.
+    pub(super) question: Vec<u8>,
+}
+
+pub(super) enum Phase {
+    Dialled(std::net::SocketAddr),
+    Admitted(Box<Pending>),
+    /// TCP is being connected.
+    Connecting,
+    /// The Request is on its way.
+    Asking,
+    Connected,
+    Ended,
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) enum Stage {
+    #[default]
+    Waiting,
+    /// All of it lies before this place of the stream.
+    Queued(u64),
+    /// A Read whose Response is awaited.
+    Asked,
+    /// A Read that is complete.
+    Answered,
+}
+
+/// Why it ends.
+pub(super) struct Failure {
+    cause: Cause,
+    terminate: Option<Terminate>,
+}
+
+impl Failure {
+    fn lost(what: impl ToString) -> Self {
+        Cause::Lost(what.to_string()).into()
+    }
+}
+
+impl From<Cause> for Failure {
+    fn from(cause: Cause) -> Self {
+        Self { cause, terminate: None }
+    }
+}
+
+impl From<Fault> for Failure {
+    fn from(fault: Fault) -> Self {
+        Self { cause: Cause::PeerFault(fault.error.to_string()), terminate: Some(fault.terminate) }
+    }
+}
+
+/// The message that is being sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Message {
+    None,
+    /// The front of `owed`, so many octets of it.
+    Response(u32),
+    /// The request at `next`, so many octets of it.
+    Work(usize),
+}
+
+/// The stream of one connection.
+pub(super) struct Link {
+    stream: TcpStream,
+    receiver: Receiver,
+    sender: Sender,
+    inbox: Vec<u8>,
+    start: usize,
+    end: usize,
+    out: Outbound,
+    is_blocked: bool,
+    /// A responder sends nothing before the first frame of the initiator (RFC 5044 §7.1.2(4)).
+    may_send: bool,
+    /// What epoll watches for: (readable, writable).
+    interest: (bool, bool),
+    message: Message,
+    /// Position in the send queue of the first request that is not wholly on the stream's way.
+    next: usize,
+    /// Requests that have ended.
+    retired: Sequence,
+    /// Reads whose Responses are awaited, oldest first.
+    reads: VecDeque<Sequence>,
+    read_depth: usize,
+    owed: VecDeque<ReadRequest>,
+    /// After a Response it is a request's turn, and the reverse.
+    response_was_last: bool,
+    /// Regions reported as written since the last Receive of this turn.
+    written: Vec<RemoteKey>,
+    broken: Option<String>,
+}
+
+impl Link {
+    pub(super) fn new(stream: TcpStream, interest: (bool, bool)) -> Self {
+        Self {
+            stream,
+            receiver: Receiver::new(true, 0),
+            sender: Sender::new(true, mpa::ULPDU_BYTES_MAX),
+            inbox: Vec::new(),
+            start: 0,
+            end: 0,
+            out: Outbound::default(),
+            is_blocked: false,
+            may_send: false,
+            interest,
+            message: Message::None,
+            next: 0,
+            retired: 0,
+            reads: VecDeque::new(),
+            read_depth: 0,
+            owed: VecDeque::new(),
+            response_was_last: false,
+            written: Vec::new(),
+            broken: None,
+        }
+    }
+
+    /// Full operation begins.
+    fn begin(&mut self, options: &Options, crc: bool, reads_out: usize, reads_in: usize) {
+        let large = match options.segments {
+            Segments::Large => true,
+            Segments::Mss => false,
+            Segments::Auto => self.stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()),
+        };
+        let ulpdu_max = if large {
+            mpa::ULPDU_BYTES_MAX
+        } else {
+            SockRef::from(&self.stream).tcp_mss().map_or(512, |mss| mpa::mulpdu(mss as usize))
+        };
+        self.receiver = Receiver::new(crc, reads_in);
+        self.sender = Sender::new(crc, ulpdu_max);
+        self.read_depth = reads_out;
+    }
+}
+
+impl End {
+    /// Puts the end on its lane's list.
+    pub(super) fn mark_ready(self: &Arc<Self>) {
+        if !self.is_ready.swap(true, Ordering::SeqCst) {
+            lock(&self.lane.state).ready.push_back(Arc::clone(self));
+            self.lane.bell.ring();
+        }
+    }
+
+    pub(super) fn fail(self: &Arc<Self>, cause: Cause) {
+        let mut state = lock(&self.state);
+        if state.failure.is_none() && !matches!(state.phase, Phase::Ended) {
+            state.failure = Some(cause.into());
+            drop(state);
+            self.mark_ready();
+        }
+    }
+
+    /// Sends at once, as far as it goes; news is left for the lane.
+    pub(super) fn kick(self: &Arc<Self>) {
+        let mut state = lock(&self.state);
+        let state = &mut *state;
+        if matches!(state.phase, Phase::Connected) && state.failure.is_none() {
+            let more = self.send(state);
+            if more || !state.events.is_empty() || state.failure.is_some() || self.wants_watch(state) {
+                self.mark_ready();
+            }
+        }
+    }
+
+    fn wants_watch(&self, state: &EndState) -> bool {
+        state.link.as_ref().is_some_and(|link| link.interest.1 != link.is_blocked || link.broken.is_some())
+    }
+
+    /// The lane's turn for this end. `true` when there is more to do at once.
+    pub(super) fn turn(self: &Arc<Self>, now: Instant, readable: bool, writable: bool) -> bool {
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
+        let mut more = false;
+        if writable && let Some(link) = &mut state.link {
+            link.is_blocked = false;
+        }
+        if state.failure.is_none() {
+            match state.phase {
+                Phase::Connecting if readable || writable => self.finish_connecting(state),
+                Phase::Asking if readable => self.read_reply(state),
+                _ => {}
+            }
+        }
+        if state.failure.is_none() && matches!(state.phase, Phase::Connected) {
+            if readable {
+                if let Some(link) = &mut state.link {
+                    link.written.clear();
+                }
+                self.receive(state, TURN_BYTES_MAX);
+            }
+            if state.failure.is_none() {
+                more = self.send(state);
+            }
+            let broken = state.link.as_mut().and_then(|link| link.broken.take());
+            if let Some(broken) = broken
+                && state.failure.is_none()
+            {
+                // What the peer said before it closed tells more than the error.
+                self.receive(state, INBOX_BYTES_MAX);
+                state.failure.get_or_insert(Failure::lost(broken));
+            }
+        } else if state.failure.is_none() {
+            self.send_handshake(state);
+        }
+        if let Some(failure) = state.failure.take() {
+            self.close(state, failure, now);
+            more = false;
+        }
+        self.watch(state);
+        let handshake = matches!(state.phase, Phase::Connecting | Phase::Asking);
+        let timeout = state.attributes.handshake_timeout;
+        let mut events = std::mem::take(&mut state.events);
+        let ended = matches!(state.phase, Phase::Ended);
+        drop(guard);
+        let mut lane = lock(&self.lane.state);
+        lane.outbox.append(&mut events);
+        if handshake {
+            lane.deadlines.entry(self.number.0).or_insert(now + timeout);
+        } else {
+            lane.deadlines.remove(&self.number.0);
+        }
+        if ended && lane.ends.remove(&self.number.0).is_some() {
+            lane.places.give_back(self.place);
+        }
+        drop(lane);
+        if more {
+            self.mark_ready();
+        }
+        more
+    }
+
+    fn watch(&self, state: &mut EndState) {
+        let Some(link) = &mut state.link else { return };
+        let connecting = matches!(state.phase, Phase::Connecting);
+        let wanted = (true, connecting || link.is_blocked);
+        if wanted != link.interest {
+            link.interest = wanted;
+            // A descriptor that is a member stays one until it is closed: the change cannot be refused.
+            let _ = self.lane.epoll.change(link.stream.as_fd(), self.number.0, wanted.0, wanted.1);
+        }
+    }
+
+    fn finish_connecting(&self, state: &mut EndState) {
+        let Some(link) = &mut state.link else { return };
+        match link.stream.take_error() {
+            Ok(None) => {}
+            Ok(Some(error)) | Err(error) => {
+                state.failure = Some(Failure::lost(error));
+                return;
+            }
+        }
+        match link.stream.peer_addr() {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => return,
+            Err(error) => {
+                state.failure = Some(Failure::lost(error));
+                return;
+            }
+        }
+        let depth = state.attributes.read_depth as u16;
+        let word =
+            ConnectionWord { peer_to_peer: true, rtr_write: true, ird: depth, ord: depth, ..ConnectionWord::default() };
+        let request = Frame {
+            revision: 2,
+            markers: false,
+            crc: self.options.crc,
+            rejected: false,
+            word: Some(word),
+            private_data: std::mem::take(&mut state.question),
+        };
+        let octets = request.encode(FrameKind::Request);
+        link.out.frame(|out| out.extend_from_slice(&octets));
+        state.phase = Phase::Asking;
+    }
+
+    /// Handshake frames carry no payload of requests.
+    fn send_handshake(&self, state: &mut EndState) {
+        let Some(link) = &mut state.link else { return };
+        if link.out.is_empty() || link.is_blocked {
+            return;
+        }
+        match link.out.write(&link.stream, |_| &[]) {
+            Ok(all) => link.is_blocked = !all,
+            Err(error) => state.failure = Some(Failure::lost(error)),
+        }
+    }
+
+    fn read_reply(&self, state: &mut EndState) {
+        let Some(link) = &mut state.link else { return };
+        let eof = match link.fill_inbox(mpa::FRAME_BYTES_MIN + mpa::PRIVATE_DATA_BYTES_MAX) {
+            Ok((_, eof)) => eof,
+            Err(error) => {
+                state.failure = Some(Failure::lost(error));
+                return;
+            }
+        };
+        let reply = match Frame::decode(FrameKind::Reply, &link.inbox[link.start..link.end]) {
+            Ok(Some((reply, len))) => {
+                link.start += len;
+                reply
+            }
+            Ok(None) => {
+                if eof {
+                    state.failure = Some(Failure::lost("the peer closed during the handshake"));
+                }
+                return;
+            }
+            Err(error) => {
+                state.failure = Some(Cause::PeerFault(error.to_string()).into());
+                return;
+            }
+        };
+        if reply.rejected {
+            self.rejected(state, reply.private_data);
+            return;
+        }
+        state.failure = self.take_reply(state, reply).err();
+    }
+
+    fn rejected(&self, state: &mut EndState, private_data: Vec<u8>) {
+        state.phase = Phase::Ended;
+        state.flush(self.number);
+        state.events.push_back(Event::Rejected { qp: self.number, private_data });
+        state.link = None;
+        self.regions.clear();
+    }
+
+    fn take_reply(&self, state: &mut EndState, reply: Frame) -> Result<(), Failure> {
+        let link = state.link.as_mut().expect("a Reply came over it");
+        let fault = |what: &str, reason: Option<Reason>| Failure {
+            cause: Cause::PeerFault(what.into()),
+            terminate: reason.map(Terminate::bare),
+        };
+        if reply.markers {
+            return Err(fault("it wants markers", None));
+        }
+        // Without the depths nobody knows how many Reads the peer can serve.
+        let Some(word) = reply.word else { return Err(fault("a Reply without a connection word", None)) };
+        let asked = state.attributes.read_depth;
+        let reads_out = if word.ird == DEPTH_UNSTATED { asked } else { asked.min(usize::from(word.ird)) };
+        link.begin(&self.options, self.options.crc || reply.crc, reads_out, asked);
+        if word.peer_to_peer && !word.rtr_write {
+            return Err(fault("no ready-to-receive frame that we could send", Some(Reason::NO_READY_FRAME)));
+        }
+        if reads_out == 0 || word.ord != DEPTH_UNSTATED && usize::from(word.ord) > asked {
+            return Err(fault("its read depths do not fit ours", Some(Reason::READ_DEPTH)));
+        }
+        if word.peer_to_peer {
+            let part = link.sender.tagged(Operation::Write, READY_STAG, 0, 0);
+            let crc = link.sender.crc();
+            link.out.frame(|out| mpa::put_fpdu(out, part.header(), &[], crc));
+        }
+        link.may_send = true;
+        state.attributes.read_depth = reads_out;
+        state.phase = Phase::Connected;
+        let private_data = reply.private_data;
+        state.events.push_back(Event::Established { qp: self.number, private_data });
+        // An FPDU may have come with the Reply.
+        self.receive(state, TURN_BYTES_MAX);
+        Ok(())
+    }
+
+    /// The responder's answer. The link is there and watched.
+    pub(super) fn accept(&self, state: &mut EndState, request: &Frame, private_data: &[u8]) {
+        let link = state.link.as_mut().expect("made of the request's stream");
+        let depth = state.attributes.read_depth;
+        let (reads_out, reads_in, word) = match request.word {
+            Some(word) => {
+                let stated =
+                    |theirs: u16| if theirs == DEPTH_UNSTATED { depth } else { depth.min(usize::from(theirs)) };
+                let (reads_out, reads_in) = (stated(word.ird), stated(word.ord));
+                let answer = |theirs: u16, ours: usize| if theirs == DEPTH_UNSTATED { theirs } else { ours as u16 };
+                let reply = ConnectionWord {
+                    peer_to_peer: word.peer_to_peer,
+                    rtr_send: false,
+                    // Of what was offered, a Write; of nothing we know, what we could take.
+                    rtr_write: word.peer_to_peer && (word.rtr_write || !word.rtr_read),
+                    rtr_read: word.peer_to_peer && !word.rtr_write && word.rtr_read,
+                    ird: answer(word.ord, reads_in),
+                    ord: answer(word.ird, reads_out),
+                };
+                (reads_out, reads_in, Some(reply))
+            }
+            // Revision 1 states no depths: the least that is of use.
+            None => (1, 1, None),
+        };
+        let crc = self.options.crc || request.crc;
+        let reply = Frame {
+            revision: request.revision,
+            markers: false,
+            crc,
+            rejected: false,
+            word,
+            private_data: private_data.to_vec(),
+        };
+        let octets = reply.encode(FrameKind::Reply);
+        link.out.frame(|out| out.extend_from_slice(&octets));
+        link.begin(&self.options, crc, reads_out, reads_in);
+        state.attributes.read_depth = reads_out;
+        state.phase = Phase::Connected;
+        state.events.push_back(Event::Established { qp: self.number, private_data: Vec::new() });
+    }
+
+    /// Takes what the socket has, at most `bytes_max` octets.
+    fn receive(&self, state: &mut EndState, bytes_max: usize) {
+        let mut budget = bytes_max;
+        loop {
+            if let Err(failure) = self.place_all(state) {
+                state.failure = Some(failure);
+                return;
+            }
+            if budget == 0 {
+                return;
+            }
+            let Some(link) = &mut state.link else { return };
+            match link.fill_inbox(budget) {
+                Ok((0, false)) => return,
+                Ok((0, true)) => {
+                    let clean = link.start == link.end && link.receiver.is_between_messages();
+                    let what = "the peer closed in the middle of a message";
+                    state.failure = Some(if clean { Cause::Peer.into() } else { Failure::lost(what) });
+                    return;
+                }
+                Ok((len, _)) => budget -= len,
+                Err(error) => {
+                    state.failure = Some(Failure::lost(error));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes every whole frame of the inbox.
+    fn place_all(&self, state: &mut EndState) -> Result<(), Failure> {
+        let EndState { link, queue, receives, events, .. } = state;
+        let Some(link) = link.as_mut() else { return Ok(()) };
+        let Link { receiver, inbox, start, end, reads, retired, owed, written, may_send, .. } = link;
+        while let Some((segment, len)) = receiver.next(&inbox[*start..*end])? {
+            *start += len;
+            *may_send = true;
+            let payload = segment.payload;
+            match segment.kind {
+                Kind::Write { stag, offset, last } => {
+                    let key = RemoteKey(stag);
+                    if !payload.is_empty() {
+                        let placed = self.regions.with(key, offset, payload.len() as u64, Right::Write, |span, at| {
+                            span.copy_in(at, payload);
+                        });
+                        placed.map_err(|error| segment.fault(memory_fault(error)))?;
+                    }
+                    if last && !payload.is_empty() && !written.contains(&key) {
+                        written.push(key);
+                        events.push_back(Event::Written { qp: self.number, key });
+                    }
+                }
+                Kind::ReadResponse { done, last } => {
+                    let sequence = *reads.front().expect("the receiver awaits it");
+                    let posted = queue.get_mut((sequence - *retired) as usize).expect("in flight");
+                    let Work::Read { into, range, .. } = &mut posted.work else {
+                        unreachable!("only Reads are awaited")
+                    };
+                    let at = range.start + done as usize;
+                    into.as_mut_slice()[at..at + payload.len()].copy_from_slice(payload);
+                    if last {
+                        posted.state = Stage::Answered;
+                        reads.pop_front();
+                    }
+                }
+                Kind::ReadRequest(request) => {
+                    if request.len > 0 {
+                        let key = RemoteKey(request.source_stag);
+                        let len = u64::from(request.len);
+                        let checked = self.regions.with(key, request.source_offset, len, Right::Read, |_, _| ());
+                        checked.map_err(|error| segment.fault(memory_fault(error)))?;
+                    }
+                    owed.push_back(request);
+                }
+                Kind::Send { offset, last, invalidate, solicited } => {
+                    let buf = receives.front_mut().ok_or_else(|| segment.fault(PeerError::NoReceive))?;
+                    let (at, room) = (offset as usize, buf.len());
+                    let into = buf.as_mut_slice().get_mut(at..at + payload.len());
+                    into.ok_or_else(|| segment.fault(PeerError::TooLong(room)))?.copy_from_slice(payload);
+                    if last {
+                        let invalidated = invalidate.map(RemoteKey);
+                        if let Some(key) = invalidated {
+                            let gone = self.regions.invalidate_by_peer(key);
+                            gone.map_err(|_| segment.fault(PeerError::CannotInvalidate))?;
+                        }
+                        let len = at + payload.len();
+                        let completion = receives.retire(Status::Done, len, invalidated, solicited);
+                        written.clear();
+                        let qp = self.number;
+                        events.extend(completion.map(|completion| Event::Completed { qp, completion }));
+                    }
+                }
+                Kind::Terminate(reason) => return Err(Cause::RefusedByPeer(reason.to_string()).into()),
+            }
+        }
+        link.retire_done(queue, events, self.number);
+        Ok(())
+    }
+
+    /// Sends for one turn. `true` when more could be sent at once.
+    fn send(&self, state: &mut EndState) -> bool {
+        let EndState { link, queue, events, failure, .. } = state;
+        let Some(link) = link.as_mut() else { return false };
+        let mut budget = TURN_BYTES_MAX;
+        loop {
+            if link.is_blocked || link.broken.is_some() {
+                return false;
+            }
+            if link.may_send
+                && let Err(ended) = link.fill(queue, &self.regions, budget)
+            {
+                *failure = Some(ended);
+                return false;
+            }
+            if link.out.is_empty() {
+                return false;
+            }
+            let before = link.out.sent();
+            let retired = link.retired;
+            let payload_of = |sequence: Sequence| payload_of(queue, sequence - retired);
+            match link.out.write(&link.stream, payload_of) {
+                Ok(all) => link.is_blocked = !all,
+                Err(error) => link.broken = Some(error.to_string()),
+            }
+            budget = budget.saturating_sub((link.out.sent() - before) as usize);
+            link.retire_done(queue, events, self.number);
+            if budget == 0 {
+                return !link.is_blocked && link.has_work(queue);
+            }
+        }
+    }
+
+    /// The last acts: buffers come back, the peer is told, the socket goes on by itself.
+    fn close(&self, state: &mut EndState, failure: Failure, now: Instant) {
+        let was_connected = matches!(state.phase, Phase::Connected);
+        state.phase = Phase::Ended;
+        if let Some(link) = state.link.take() {
+            let retired = link.retired;
+            let mut rest = link.out.rest_of_frame(|sequence| payload_of(&state.queue, sequence - retired));
+            if let Some(terminate) = &failure.terminate {
+                link.sender.put_terminate(&mut rest, terminate);
+            }
+            let lost = matches!(failure.cause, Cause::Lost(_) | Cause::TimedOut);
+            if was_connected && !lost {
+                let deadline = now + state.attributes.handshake_timeout;
+                Closing::begin(&self.lane, link.stream, self.number.0, rest, deadline);
+            }
+        }
+        state.flush(self.number);
+        state.events.push_back(Event::Disconnected { qp: self.number, cause: failure.cause });
+        self.regions.clear();
+    }
+}
+
+impl EndState {
+    fn flush(&mut self, qp: QpNum) {
+        while self.queue.len() > 0 {
+            let completion = self.queue.retire(Status::Flushed);
+            self.events.extend(completion.map(|completion| Event::Completed { qp, completion }));
+        }
+        while let Some(completion) = self.receives.retire(Status::Flushed, 0, None, false) {
+            self.events.push_back(Event::Completed { qp, completion });
+        }
+    }
+}
+
+impl Link {
+    /// Reads once, at most `bytes_max` octets: how many came, and whether the peer has closed.
+    fn fill_inbox(&mut self, bytes_max: usize) -> io::Result<(usize, bool)> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        if self.end == self.inbox.len() && self.start > 0 {
+            self.inbox.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.end == self.inbox.len() {
+            // It holds at most one unfinished frame, so the largest size is never full.
+            let len = (self.inbox.len() * 2).clamp(INBOX_BYTES_MIN, INBOX_BYTES_MAX);
+            self.inbox.resize(len, 0);
+        }
+        let room = &mut self.inbox[self.end..];
+        let len = room.len().min(bytes_max);
+        loop {
+            return match (&self.stream).read(&mut room[..len]) {
+                Ok(0) => Ok((0, true)),
+                Ok(len) => {
+                    self.end += len;
+                    Ok((len, false))
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok((0, false)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => Err(error),
+            };
+        }
+    }
+
+    /// Reports every oldest request that is complete, up to the first that is not.
+    fn retire_done(&mut self, queue: &mut SendQueue<Stage>, events: &mut VecDeque<Event>, qp: QpNum) {
+        while let Some(front) = queue.get(0) {
+            let done = match front.state {
+                Stage::Queued(end) => end <= self.out.sent(),
+                Stage::Answered => true,
+                Stage::Waiting | Stage::Asked => false,
+            };
+            if !done {
+                break;
+            }
+            let completion = queue.retire(Status::Done);
+            events.extend(completion.map(|completion| Event::Completed { qp, completion }));
+            self.retired += 1;
+            self.next -= 1;
+        }
+    }
+
+    /// Whether the request at `next` may start.
+    fn is_startable(&self, queue: &SendQueue<Stage>) -> bool {
+        queue.get(self.next).is_some_and(|posted| {
+            let fenced = posted.work.flags().fenced && !self.reads.is_empty();
+            let too_many = matches!(posted.work, Work::Read { .. }) && self.reads.len() >= self.read_depth;
+            !fenced && !too_many
+        })
+    }
+
+    fn has_work(&self, queue: &SendQueue<Stage>) -> bool {
+        !self.out.is_empty()
+            || self.may_send && (self.message != Message::None || !self.owed.is_empty() || self.is_startable(queue))
+    }
+
+    /// Cuts frames until the batch has `bytes_max` octets. Messages are never mixed: a tagged one inside another could
+    /// not be told apart.
+    fn fill(&mut self, queue: &mut SendQueue<Stage>, regions: &Regions, bytes_max: usize) -> Result<(), Failure> {
+        while self.out.has_room(bytes_max) {
+            match self.message {
+                Message::None => {
+                    let (owes, works) = (!self.owed.is_empty(), self.is_startable(queue));
+                    self.message = match (owes, works) {
+                        (true, true) if self.response_was_last => Message::Work(0),
+                        (true, _) => Message::Response(0),
+                        (false, true) => Message::Work(0),
+                        (false, false) => return Ok(()),
+                    };
+                    self.response_was_last = matches!(self.message, Message::Response(_));
+                }
+                Message::Response(done) => self.put_response(regions, done)?,
+                Message::Work(done) => self.put_work(queue, regions, done),
+            }
+        }
+        Ok(())
+    }
+
+    fn put_response(&mut self, regions: &Regions, done: u32) -> Result<(), Failure> {
+        let request = self.owed[0];
+        let rest = u64::from(request.len - done);
+        let (sink, source) = (request.sink_offset.wrapping_add(u64::from(done)), request.source_offset);
+        let part = self.sender.tagged(Operation::ReadResponse, request.sink_stag, sink, rest);
+        let crc = self.sender.crc();
+        let mut payload = vec![0; part.len];
+        if part.len > 0 {
+            let key = RemoteKey(request.source_stag);
+            let fetched = regions.with(key, source + u64::from(done), part.len as u64, Right::Read, |span, at| {
+                span.copy_out(at, &mut payload);
+            });
+            // It was in order when it was asked for: its owner has taken the key out of service since.
+            fetched.map_err(|error| Failure {
+                cause: Cause::PeerFault(error.to_string()),
+                terminate: Some(Terminate::bare(Reason::READ_STAG)),
+            })?;
+        }
+        self.out.frame(|out| mpa::put_fpdu(out, part.header(), &payload, crc));
+        self.message = Message::Response(done + part.len as u32);
+        if part.last {
+            self.owed.pop_front();
+            self.receiver.response_sent();
+            self.message = Message::None;
+        }
+        Ok(())
+    }
+
+    fn put_work(&mut self, queue: &mut SendQueue<Stage>, regions: &Regions, done: usize) {
+        let sequence = self.retired + self.next as Sequence;
+        let posted = queue.get_mut(self.next).expect("it was startable");
+        let rest = (posted.work.len() - done) as u64;
+        let (part, from) = match &posted.work {
+            Work::Write { from, key, address, .. } => {
+                let offset = address.wrapping_add(done as u64);
+                (self.sender.tagged(Operation::Write, key.0, offset, rest), from)
+            }
+            Work::Send { from, invalidate, flags } => {
+                let invalidate = invalidate.map(|key| key.0);
+                (self.sender.send(invalidate, flags.solicited, done as u32, rest), from)
+            }
+            Work::Read { range, key, address, .. } => {
+                let sink = regions.mint_key();
+                let request = ReadRequest {
+                    sink_stag: sink.0,
+                    sink_offset: SINK_OFFSET,
+                    len: range.len() as u32,
+                    source_stag: key.0,
+                    source_offset: *address,
+                };
+                self.receiver.await_read(request.sink_stag, request.sink_offset, request.len);
+                let sender = &mut self.sender;
+                self.out.frame(|out| sender.put_read_request(out, &request));
+                self.reads.push_back(sequence);
+                posted.state = Stage::Asked;
+                self.next += 1;
+                self.message = Message::None;
+                return;
+            }
+        };
+        self.out.segment(&part, sequence, from.as_slice(), done..done + part.len, self.sender.crc());
+        self.message = Message::Work(done + part.len);
+        if part.last {
+            posted.state = Stage::Queued(self.out.queued());
+            self.next += 1;
+            self.message = Message::None;
+        }
+    }
+}
+
+fn payload_of(queue: &SendQueue<Stage>, position: u64) -> &[u8] {
+    match queue.get(position as usize).map(|posted| &posted.work) {
+        Some(Work::Write { from, .. } | Work::Send { from, .. }) => Source::as_slice(from),
+        _ => unreachable!("a request stays in flight while its payload is on the way"),
+    }
+}
+
+fn memory_fault(error: AccessError) -> PeerError {
+    PeerError::Memory(match error {
+        AccessError::Key { .. } => MemoryFault::Stag,
+        AccessError::Right { .. } => MemoryFault::Rights,
+        AccessError::Wrap { .. } => MemoryFault::Wrap,
+        AccessError::Bounds { .. } => MemoryFault::Bounds,
+    })
+}
