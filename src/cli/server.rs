@@ -1,6 +1,6 @@
 //! Flags of every subcommand that talks to a server.
 
-use bulkhead::client::{Client, ClientError, Options, ServerUrl};
+use bulkhead::client::{AnyClient, ClientError, Options, ServerUrl};
 use bulkhead::config::TimeSpan;
 use clap::Args;
 
@@ -9,7 +9,8 @@ const SERVER_DEFAULT: &str = "memcache://127.0.0.1:11211";
 
 #[derive(Args, Debug)]
 pub struct ServerArgs {
-    /// memcache://HOST:PORT or memcache+unix:/path [default: $BULKHEAD_SERVER, else memcache://127.0.0.1:11211]
+    /// memcache://HOST:PORT, memcache+unix:/path or native+iwarp://HOST:PORT[?crc=off] [default: $BULKHEAD_SERVER,
+    /// else memcache://127.0.0.1:11211]
     #[arg(long, value_name = "URL")]
     server: Option<ServerUrl>,
     /// Give up when no octet moves for this long
@@ -32,7 +33,7 @@ impl ServerArgs {
         Options { io_timeout: self.timeout.0, ..Options::default() }
     }
 
-    pub fn connect(&self) -> Result<Client, ClientError> {
-        Client::connect(self.url()?, self.options())
+    pub fn connect(&self) -> Result<AnyClient, ClientError> {
+        AnyClient::connect(self.url()?, self.options())
     }
 }
