@@ -250,7 +250,8 @@ fn serve(lane: &dyn Lane, nature: Nature, watch: &Watch) {
             lane.arm();
             if !lane.progress(now, &mut events, 32) && events.is_empty() {
                 let soon = now + Duration::from_millis(20);
-                let until = conns.values().filter_map(|conn| conn.port.deadline()).min().map_or(soon, |at| at.min(soon));
+                let until =
+                    conns.values().filter_map(|conn| conn.port.deadline()).min().map_or(soon, |at| at.min(soon));
                 fabric::sleep(lane, Some(until)).unwrap();
             }
         }
@@ -278,7 +279,11 @@ impl Server {
     }
 
     fn iwarp() -> Self {
-        Self::start(Arc::new(iwarp::Iwarp::default()), Address::Socket("127.0.0.1:0".parse().unwrap()), Nature::default())
+        Self::start(
+            Arc::new(iwarp::Iwarp::default()),
+            Address::Socket("127.0.0.1:0".parse().unwrap()),
+            Nature::default(),
+        )
     }
 
     fn client(&self, options: Options) -> NativeClient {
@@ -409,13 +414,13 @@ fn requests_in_flight_are_answered_in_their_order_at_every_depth() {
             assert_eq!((info.len, info.flags), (lens[index] as u64, index as u32));
             Pattern(index as u64).check(0, &buffer[..lens[index]], "in flight");
         };
-        for index in 0..lens.len() {
+        for (index, len) in lens.iter().copied().enumerate() {
             for is_get in [false, true] {
                 if is_get {
                     client.submit_get(format!("k{}", index % 7)).unwrap();
                 } else {
-                    let (octets, len) = (Octets::new(index as u64, lens[index]), lens[index] as u64);
-                    client.submit_set(format!("k{}", index % 7), octets, len, index as u32, None).unwrap();
+                    let octets = Octets::new(index as u64, len);
+                    client.submit_set(format!("k{}", index % 7), octets, len as u64, index as u32, None).unwrap();
                 }
                 waiting.push_back((index, is_get));
                 while waiting.len() >= depth {
@@ -488,7 +493,10 @@ fn a_reader_or_writer_that_fails_ends_the_connection_and_stores_nothing() {
     let server = Server::looped(Nature::default());
     let mut client = server.client(Options::default());
     let short = client.put("k", &mut Octets::new(1, 700_000), 700_001, 0, None).unwrap_err();
-    assert!(matches!(&short, ClientError::Local { source } if source.kind() == io::ErrorKind::UnexpectedEof), "{short}");
+    assert!(
+        matches!(&short, ClientError::Local { source } if source.kind() == io::ErrorKind::UnexpectedEof),
+        "{short}"
+    );
     assert_eq!(client.stat("k").unwrap(), None);
     client.put("k", &mut Octets::new(1, 700_000), 700_000, 0, None).unwrap();
     assert!(matches!(client.get("k", &mut Full), Err(ClientError::Local { .. })));

@@ -35,7 +35,11 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { connect_timeout: Duration::from_secs(5), io_timeout: Duration::from_secs(60), geometry: Geometry::default() }
+        Self {
+            connect_timeout: Duration::from_secs(5),
+            io_timeout: Duration::from_secs(60),
+            geometry: Geometry::default(),
+        }
     }
 }
 

@@ -29,10 +29,18 @@ pub(super) enum Source {
 /// What an answer must look like.
 pub(super) enum Kind {
     /// The key that was asked for, and what was found under it so far.
-    Get { key: Vec<u8>, info: Option<Info> },
-    Store { source: Option<Source>, len: u64 },
+    Get {
+        key: Vec<u8>,
+        info: Option<Info>,
+    },
+    Store {
+        source: Option<Source>,
+        len: u64,
+    },
     /// A word for yes; NOT_FOUND is no.
-    YesOrNo { yes: &'static [u8] },
+    YesOrNo {
+        yes: &'static [u8],
+    },
     Version,
     Stats(Vec<(String, String)>),
 }
@@ -189,8 +197,7 @@ impl Dial {
             prepared.establish()?;
             io::Result::Ok((lane, prepared))
         };
-        let (lane, prepared) =
-            begin().map_err(|source| ClientError::Unreachable { url: url.clone(), source })?;
+        let (lane, prepared) = begin().map_err(|source| ClientError::Unreachable { url: url.clone(), source })?;
         Ok(Self {
             url: url.clone(),
             lane,
