@@ -17,11 +17,15 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::Exit;
+use crate::fabric::Address;
+use crate::wire::native::descriptor::{RingGeometry, WindowGeometry};
 
 use file::{File, Machine};
+pub use native::{NativeAddress, NativeFabric};
 pub use units::{Auto, ByteSize, Switch, TimeSpan};
 
 mod file;
+mod native;
 mod units;
 
 const KIB: u64 = 1 << 10;
@@ -46,6 +50,7 @@ pub struct Config {
     pub store: StoreConfig,
     pub limits: LimitsConfig,
     pub timers: TimersConfig,
+    pub native: NativeConfig,
     /// Threads that serve connections, at least 1.
     pub lanes: usize,
 }
@@ -57,6 +62,8 @@ pub struct ListenConfig {
     pub memcache: Vec<SocketAddr>,
     /// Memcache text over Unix sockets.
     pub unix: Vec<PathBuf>,
+    /// The native protocol over a fabric.
+    pub native: Vec<NativeAddress>,
     /// Metrics and health over HTTP; `None` switches it off.
     pub admin: Option<SocketAddr>,
 }
@@ -98,6 +105,17 @@ pub struct LimitsConfig {
     pub pins_per_connection_max: usize,
     /// Longest `get` line in bytes; other lines stop at 2,048.
     pub line_bytes_max: usize,
+}
+
+/// What each connection of a native door gets.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct NativeConfig {
+    /// As many windows to send from as to receive into.
+    pub windows: WindowGeometry,
+    /// Slots of the control ring.
+    pub ring: RingGeometry,
+    /// Connections of one native door.
+    pub connections_max: usize,
 }
 
 /// Timers.
@@ -145,6 +163,7 @@ pub struct Settings {
 pub struct Flags {
     pub memcache: Option<Vec<SocketAddr>>,
     pub unix: Option<Vec<PathBuf>>,
+    pub native: Option<Vec<NativeAddress>>,
     pub admin: Option<Switch<SocketAddr>>,
     pub pools: Vec<PoolConfig>,
     pub memory: Option<ByteSize>,
@@ -258,7 +277,7 @@ impl Settings {
             .build()
             .and_then(config::Config::try_deserialize)
             .map_err(|err| ConfigError::Read(format!("BULKHEAD_* environment: {err}")))?;
-        let settings = file.resolve(&Machine::here());
+        let settings = file.resolve(&Machine::here())?;
         settings.check()?;
         Ok(settings)
     }
@@ -295,6 +314,9 @@ impl Flags {
         if let Some(paths) = &self.unix {
             let paths = paths.iter().map(|item| path(item)).collect::<Result<Vec<_>, _>>()?;
             layer.push(("listen.unix", paths.into()));
+        }
+        if let Some(addresses) = &self.native {
+            layer.push(("listen.native", addresses.iter().map(NativeAddress::to_string).collect::<Vec<_>>().into()));
         }
         if let Some(admin) = &self.admin {
             layer.push(("listen.admin", admin.to_string().into()));
@@ -335,7 +357,7 @@ impl Flags {
 impl Config {
     /// The defaults of this machine, without file, environment or flags: where an embedding service starts from.
     pub fn of_this_machine() -> Self {
-        File::default().resolve(&Machine::here()).daemon
+        File::default().resolve(&Machine::here()).expect("the defaults fit together").daemon
     }
 
     /// A small daemon for tests, examples and measurements: one door at a free port of loopback, no admin port, one
@@ -344,7 +366,12 @@ impl Config {
     pub fn small(pool: impl Into<PathBuf>) -> Self {
         let mut config = Self::of_this_machine();
         config.lanes = 1;
-        config.listen = ListenConfig { memcache: vec![([127, 0, 0, 1], 0).into()], unix: Vec::new(), admin: None };
+        config.listen = ListenConfig {
+            memcache: vec![([127, 0, 0, 1], 0).into()],
+            unix: Vec::new(),
+            native: Vec::new(),
+            admin: None,
+        };
         config.store.memory_bytes = 16 * MIB;
         config.store.staging_bytes = STAGING_STEP_BYTES * config.store.disk_depth as u64;
         config.store.index_bytes_max = 16 * MIB;
@@ -361,6 +388,7 @@ impl Config {
         self.store.check()?;
         self.limits.check()?;
         self.timers.check()?;
+        within("native.connections_max", self.native.connections_max, 1, 65_536)?;
         within("lanes", self.lanes, 1, 1024)
     }
 }
@@ -375,13 +403,25 @@ fn within(key: &str, value: usize, min: usize, max: usize) -> Result<(), ConfigE
 
 impl ListenConfig {
     fn check(&self) -> Result<(), ConfigError> {
-        require(!self.memcache.is_empty() || !self.unix.is_empty(), || {
-            "listen.memcache and listen.unix are both empty: the daemon would have no door".to_owned()
+        require(!self.memcache.is_empty() || !self.unix.is_empty() || !self.native.is_empty(), || {
+            "listen.memcache, listen.unix and listen.native are all empty: the daemon would have no door".to_owned()
         })?;
+        for (index, address) in self.native.iter().enumerate() {
+            let listed = self.native[..index].iter().any(|other| other.address == address.address);
+            let is_free = matches!(address.address, Address::Socket(socket) if socket.port() == 0);
+            require(is_free || !listed, || format!("listen.native lists {address} twice"))?;
+        }
         let mut seen = Vec::new();
+        let native = self.native.iter().filter_map(|native| match native.address {
+            Address::Socket(address) => Some(address),
+            Address::Name(_) => None,
+        });
+        seen.extend(native.filter(|address| address.port() != 0));
         // Port 0 asks the kernel for a free port, so it never collides.
         for address in self.memcache.iter().chain(&self.admin).filter(|address| address.port() != 0) {
-            require(!seen.contains(address), || format!("{address} is listed twice in listen.memcache, listen.admin"))?;
+            require(!seen.contains(address), || {
+                format!("{address} is listed twice in listen.memcache, listen.native, listen.admin")
+            })?;
             seen.push(*address);
         }
         for (index, path) in self.unix.iter().enumerate() {
@@ -583,6 +623,7 @@ mod tests {
         let flags = Flags {
             memcache: Some(vec![]),
             unix: Some(vec!["/run/b.sock".into()]),
+            native: Some(vec!["native+iwarp://127.0.0.1:7?crc=off".parse().unwrap()]),
             admin: Some(Switch::Off),
             pools: vec![PoolConfig { dir: "/a".into(), bytes: Some(5 * MIB) }],
             memory: Some(ByteSize(16 * MIB)),
@@ -594,6 +635,7 @@ mod tests {
         };
         let Settings { daemon, log } = load("", &[], &flags).unwrap();
         assert!(daemon.listen.memcache.is_empty() && daemon.listen.admin.is_none());
+        assert_eq!(daemon.listen.native, flags.native.unwrap());
         assert_eq!((daemon.listen.unix, daemon.store.pools, daemon.lanes), (flags.unix.unwrap(), flags.pools, 5));
         assert_eq!((daemon.store.memory_bytes, daemon.store.head_bytes), (16 * MIB, 64 * KIB));
         assert_eq!(daemon.store.value_bytes_max, 3);

@@ -1,4 +1,7 @@
 #![deny(unsafe_code)]
+#[cfg(test)]
+extern crate self as bulkhead; // test code shared with tests/ names the crate so
+
 pub mod actors;
 pub mod buddy;
 pub mod client;

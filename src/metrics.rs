@@ -1,6 +1,8 @@
 //! Every counter of the daemon, in one struct that its parts share. The admin port turns it into Prometheus text.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A number that only grows, or a gauge that is moved both ways.
 #[derive(Debug, Default)]
@@ -135,11 +137,49 @@ pub struct ConnectionCounts {
     pub messages: Count,
 }
 
+/// How often each cause was met. Causes are words of the program, so they are few.
+#[derive(Debug, Default)]
+pub struct Causes(Mutex<BTreeMap<&'static str, u64>>);
+
+impl Causes {
+    /// Once more.
+    pub fn add(&self, cause: &'static str) {
+        *self.lock().entry(cause).or_default() += 1;
+    }
+
+    /// Every cause met so far, in the order of the alphabet.
+    pub fn list(&self) -> Vec<(&'static str, u64)> {
+        self.lock().iter().map(|(cause, count)| (*cause, *count)).collect()
+    }
+
+    /// How often `cause` was met.
+    pub fn get(&self, cause: &str) -> u64 {
+        self.lock().get(cause).copied().unwrap_or(0)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Connections of the native doors; they are among [`ConnectionCounts`] too.
+#[derive(Debug, Default)]
+pub struct NativeCounts {
+    /// Gauge.
+    pub current: Count,
+    pub total: Count,
+    /// Why peers were rejected.
+    pub rejections: Causes,
+    /// Why connections ended.
+    pub ends: Causes,
+}
+
 /// All of it.
 #[derive(Debug, Default)]
 pub struct Metrics {
     pub memcache: MemcacheCounts,
     pub connections: ConnectionCounts,
+    pub native: NativeCounts,
     /// Values that could not be read back from disk.
     pub failed_reads: Count,
     /// Disk reads that were given back unsent because others waited for the buffers.

@@ -35,7 +35,7 @@ fn iwarp_large() -> Bed {
 
 /// Frames of one TCP segment, without CRCs: the other ends of both choices.
 fn iwarp_small() -> Bed {
-    iwarp_with(iwarp::Options { crc: false, segments: iwarp::Segments::Mss, ..iwarp::Options::default() })
+    iwarp_with(iwarp::Options { crc: false, segments: iwarp::Segments::UpTo(1442), ..iwarp::Options::default() })
 }
 
 /// The wrappers change nothing of the contract; here the delays of one and the log of the other are both in the way.

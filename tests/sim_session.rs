@@ -10,6 +10,7 @@ mod rig;
 use bulkhead::fabric::staging::Staging;
 use bulkhead::metrics::Metrics;
 use bulkhead::programs::memcache::engine::Facts;
+use bulkhead::programs::memcache::exchange;
 use bulkhead::programs::memcache::output::{TAIL_READS, TailRead};
 use bulkhead::programs::memcache::session::{Action, Context, End, Session};
 use bulkhead::store::claims::Revoker;
@@ -331,7 +332,7 @@ impl Sim {
         }
         let index = self.random.below(self.actions.len() as u64) as usize;
         match self.actions.swap_remove(index) {
-            Action::Reserve { len } => {
+            Action::Ask(exchange::Ask::Reserve { len }) => {
                 let told = self.revoked.clone();
                 let revoker: Revoker = Arc::new(move || _ = told.fetch_add(1, Ordering::Relaxed));
                 let claim = if self.refuses() { None } else { self.store.try_claim(len, true, &revoker) };
@@ -339,16 +340,16 @@ impl Sim {
                 self.refusals += u64::from(claim.is_none());
                 self.session.handle_claim(claim);
             }
-            Action::Fill { want } => match self.store.fill(want) {
+            Action::Ask(exchange::Ask::Fill { want }) => match self.store.fill(want) {
                 _ if self.refuses() => self.session.handle_segment(None),
                 Ok(filling) => self.session.handle_segment(Some(filling)),
-                Err(_) if self.make_room() => self.actions.push(Action::Fill { want }),
+                Err(_) if self.make_room() => self.actions.push(Action::Ask(exchange::Ask::Fill { want })),
                 Err(_) => {
                     self.refusals += 1;
                     self.session.handle_segment(None);
                 }
             },
-            Action::Retry => {
+            Action::Ask(exchange::Ask::Retry) => {
                 self.make_room();
                 self.session.handle_retry();
             }
@@ -614,7 +615,9 @@ fn a_value_whose_claim_is_taken_back_takes_the_segment_it_waits_for() {
         sent += sim.feed(&vec![b'a'; 700_000 - sent]);
         sim.session.process();
     }
-    let Some(Action::Fill { want: first }) = sim.session.poll_action() else { panic!("a segment is wanted") };
+    let Some(Action::Ask(exchange::Ask::Fill { want: first })) = sim.session.poll_action() else {
+        panic!("a segment is wanted")
+    };
     sim.deliver_revocation();
     sim.session.process();
     if sim.session.wants_input() {

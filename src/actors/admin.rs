@@ -7,7 +7,7 @@
 use crate::actors::StartError;
 use crate::actors::disk_tail::TailMetrics;
 use crate::fabric::staging::Staging;
-use crate::metrics::{CloseCounts, ConnectionCounts, Count, Metrics};
+use crate::metrics::{CloseCounts, ConnectionCounts, Count, Metrics, NativeCounts};
 use crate::store::{Counters, Gauges, Store};
 use actix_web::dev::ServerHandle;
 use actix_web::{App, HttpResponse, HttpServer, web};
@@ -78,7 +78,7 @@ impl Page<'_> {
         counter.encode(self.encoder.encode_descriptor(name, help, unit.as_ref(), counter.metric_type())?)
     }
 
-    fn causes<const N: usize>(&mut self, name: &str, help: &str, values: [(&str, u64); N]) -> fmt::Result {
+    fn causes<'c>(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (&'c str, u64)>) -> fmt::Result {
         let kind = ConstCounter::new(0_u64).metric_type();
         let mut metric = self.encoder.encode_descriptor(name, help, None, kind)?;
         for (cause, value) in values {
@@ -183,7 +183,7 @@ fn encode_staging(page: &mut Page<'_>, staging: &[Staging]) -> fmt::Result {
 }
 
 fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
-    let Metrics { memcache, connections, failed_reads, reads_repeated } = metrics;
+    let Metrics { memcache, connections, native, failed_reads, reads_repeated } = metrics;
     for named in memcache.list() {
         let help = named.help.trim_end_matches('.');
         page.counter(&format!("memcache_{}", named.name), help, None, named.count.get())?;
@@ -209,6 +209,11 @@ fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
         ("shutdown", shutdown),
     ];
     page.causes("connection_closed", "Connections ended", causes.map(|(cause, count)| (cause, count.get())))?;
+    let NativeCounts { current, total, rejections, ends } = native;
+    page.gauge("native_connection_current", "Connections open by a native door", None, current.get())?;
+    page.counter("native_connection_accepted", "Connections served by a native door", None, total.get())?;
+    page.causes("native_connection_rejected", "Peers that a native door turned away", rejections.list())?;
+    page.causes("native_connection_closed", "Connections of a native door that ended", ends.list())?;
     page.counter("store_failed_reads", "Disk reads for peers that failed", None, failed_reads.get())?;
     page.counter("staging_reads_repeated", "Disk reads given back unsent for others' sake", None, reads_repeated.get())
 }
@@ -479,6 +484,8 @@ mod tests {
             &closed.failed_read,
             &closed.socket_error,
             &closed.shutdown,
+            &metrics.native.current,
+            &metrics.native.total,
             &metrics.failed_reads,
             &metrics.reads_repeated,
         ];

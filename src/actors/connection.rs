@@ -12,6 +12,7 @@ use crate::actors::store::{AwaitSpace, Fill, Filled, Reserve, Reserved, SpaceFre
 use crate::config::TimersConfig;
 use crate::fabric::staging::{Staging, StagingBuf};
 use crate::metrics::Count;
+use crate::programs::memcache::exchange::Ask;
 use crate::programs::memcache::session::{self, Action, End, Session};
 use crate::store::claims::Revoker;
 use actix::prelude::*;
@@ -88,6 +89,22 @@ pub struct Lane {
     pub timers: TimersConfig,
 }
 
+/// Asks the store for what an exchange needs; `of` gets the answer.
+pub(super) fn ask<A>(lane: &Lane, asked: Ask, of: Addr<A>)
+where
+    A: Actor<Context = Context<A>> + Handler<Reserved> + Handler<Filled> + Handler<SpaceFreed> + Handler<Revoked>,
+{
+    match asked {
+        Ask::Reserve { len } => {
+            let address = of.clone();
+            let revoker: Revoker = Arc::new(move || address.do_send(Revoked));
+            lane.store.do_send(Reserve { len, revoker, reply: of.recipient() });
+        }
+        Ask::Fill { want } => lane.store.do_send(Fill { want, reply: of.recipient() }),
+        Ask::Retry => lane.store.do_send(AwaitSpace { reply: of.recipient() }),
+    }
+}
+
 /// Held by a connection while it counts towards `connections_max`.
 pub type Admission = Box<dyn Send>;
 
@@ -152,13 +169,7 @@ impl Connection {
         self.session.set_tail_reads(self.lane.staging.available() / 4);
         while let Some(action) = self.session.poll_action() {
             match action {
-                Action::Reserve { len } => {
-                    let address = ctx.address();
-                    let revoker: Revoker = Arc::new(move || address.do_send(Revoked));
-                    self.lane.store.do_send(Reserve { len, revoker, reply: ctx.address().recipient() });
-                }
-                Action::Fill { want } => self.lane.store.do_send(Fill { want, reply: ctx.address().recipient() }),
-                Action::Retry => self.lane.store.do_send(AwaitSpace { reply: ctx.address().recipient() }),
+                Action::Ask(asked) => ask(&self.lane, asked, ctx.address()),
                 Action::Read(read) => {
                     let Some(into) = self.staging_buf.take().or_else(|| self.lane.staging.try_take()) else {
                         self.session.handle_read_back(read.ticket);

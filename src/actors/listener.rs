@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context as Task, Poll, ready};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Accepts no more; resolves once the address is free.
 #[derive(Debug, Message)]
@@ -34,7 +34,7 @@ pub struct Registry {
 
 #[derive(Default)]
 struct Living {
-    connections: HashMap<u64, Addr<Connection>>,
+    connections: HashMap<u64, (Recipient<Drain>, Recipient<Kill>)>,
     draining: bool,
 }
 
@@ -42,12 +42,12 @@ impl Registry {
     /// Asks all to end when their requests are answered.
     pub fn drain(&self) {
         self.lock().draining = true;
-        self.addresses().into_iter().for_each(|address| address.do_send(Drain));
+        self.addresses().into_iter().for_each(|(drain, _)| drain.do_send(Drain));
     }
 
     /// Ends all.
     pub fn kill(&self) {
-        self.addresses().into_iter().for_each(|address| address.do_send(Kill));
+        self.addresses().into_iter().for_each(|(_, kill)| kill.do_send(Kill));
     }
 
     pub fn len(&self) -> usize {
@@ -58,17 +58,28 @@ impl Registry {
         self.lock().connections.is_empty()
     }
 
-    fn addresses(&self) -> Vec<Addr<Connection>> {
+    fn addresses(&self) -> Vec<(Recipient<Drain>, Recipient<Kill>)> {
         self.lock().connections.values().cloned().collect()
     }
 
-    fn enroll(&self, id: u64, connection: Addr<Connection>) {
+    /// A number for the next connection.
+    pub fn next_id(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// What takes connection `id` out of the registry when it is dropped, and gives `permit` back.
+    pub fn admitted(&self, id: u64, permit: OwnedSemaphorePermit) -> Admitted {
+        Admitted { id, registry: self.clone(), _permit: permit }
+    }
+
+    /// Connection `id` lives, and can be told to end. Call it on its own thread, so that it has not ended before.
+    pub fn enroll(&self, id: u64, drain: Recipient<Drain>, kill: Recipient<Kill>) {
         let mut living = self.lock();
         if living.draining {
             // Accepted just before the listener refused: it would miss the message that the others got.
-            connection.do_send(Drain);
+            drain.do_send(Drain);
         }
-        living.connections.insert(id, connection);
+        living.connections.insert(id, (drain, kill));
     }
 
     fn lock(&self) -> MutexGuard<'_, Living> {
@@ -77,10 +88,10 @@ impl Registry {
 }
 
 /// Leaves the registry, and gives the place of the connection back.
-struct Admitted {
+pub struct Admitted {
     id: u64,
     registry: Registry,
-    _permit: tokio::sync::OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Drop for Admitted {
@@ -172,9 +183,9 @@ impl Listener {
             self.metrics.connections.rejected.add(1);
             return accepted.refuse();
         };
-        let id = self.registry.next.fetch_add(1, Ordering::Relaxed);
+        let id = self.registry.next_id();
         let registry = self.registry.clone();
-        let admission: Admission = Box::new(Admitted { id, registry: registry.clone(), _permit: permit });
+        let admission: Admission = Box::new(registry.admitted(id, permit));
         let (arbiter, lane) = self.lanes[self.turn % self.lanes.len()].clone();
         self.turn += 1;
         arbiter.spawn(async move {
@@ -182,7 +193,7 @@ impl Listener {
                 Ok(socket) => {
                     // On this thread, so the connection cannot end before it is registered.
                     let address = Connection::start_on_lane(socket, lane, admission);
-                    registry.enroll(id, address);
+                    registry.enroll(id, address.clone().recipient(), address.recipient());
                 }
                 Err(error) => tracing::warn!(%error, "a connection could not be taken over"),
             }

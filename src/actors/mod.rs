@@ -14,10 +14,17 @@
 //! ```
 
 pub mod admin;
+pub mod bulk_window;
 pub mod connection;
+pub mod cq_poller;
+pub mod credit_manager;
 pub mod disk_tail;
 pub mod listener;
 pub mod local;
+pub mod native_connection;
+pub mod native_listener;
+#[cfg(test)]
+mod native_tests;
 #[cfg(test)]
 mod rig;
 pub mod store;
@@ -26,9 +33,11 @@ use crate::actors::connection::Lane;
 use crate::actors::disk_tail::{DiskTail, TailMetrics};
 use crate::actors::listener::{Door, Listener, Refuse, Registry};
 use crate::actors::local::Local;
+use crate::actors::native_listener::{NativeDoor, NativeListener};
 use crate::actors::store::StoreActor;
 use crate::config::Config;
 use crate::error::Exit;
+use crate::fabric::Address;
 use crate::fabric::staging::{STAGING_BUF_BYTES, Staging};
 use crate::metrics::Metrics;
 use crate::programs::memcache::engine::Facts;
@@ -83,27 +92,39 @@ pub struct MemorySum {
     pub staging_bytes: u64,
     pub index_bytes: u64,
     pub connections_bytes: u64,
+    /// Windows and rings of native connections.
+    pub native_bytes: u64,
     /// Code, threads, allocator and kernel buffers mapped for rings.
     pub process_bytes: u64,
 }
 
 /// Input buffer, text of replies, actor and timers of one busy connection.
 const CONNECTION_BYTES: u64 = INPUT_BYTES as u64 + (24 << 10);
+/// Actors, text in both directions and sinks of one native connection, without its windows and ring.
+const NATIVE_BYTES: u64 = 64 << 10;
 const PROCESS_BYTES: u64 = 32 << 20;
 
 impl MemorySum {
     pub fn of(config: &Config) -> Self {
+        let native_bytes =
+            config.native.windows.mapping_bytes() + config.native.ring.mapping_bytes(4096) + NATIVE_BYTES;
         Self {
             arena_bytes: config.store.memory_bytes,
             staging_bytes: config.store.staging_bytes * config.lanes as u64,
             index_bytes: config.store.index_bytes_max,
             connections_bytes: config.limits.connections_max as u64 * CONNECTION_BYTES + LONG_LINE_BYTES_MAX,
+            native_bytes: config.listen.native.len() as u64 * config.native.connections_max as u64 * native_bytes,
             process_bytes: PROCESS_BYTES,
         }
     }
 
     pub fn total_bytes(&self) -> u64 {
-        self.arena_bytes + self.staging_bytes + self.index_bytes + self.connections_bytes + self.process_bytes
+        self.arena_bytes
+            + self.staging_bytes
+            + self.index_bytes
+            + self.connections_bytes
+            + self.native_bytes
+            + self.process_bytes
     }
 }
 
@@ -112,12 +133,13 @@ impl fmt::Display for MemorySum {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         write!(
             f,
-            "memory {} MiB = arena {} + staging {} + index {} + connections {} + process {}",
+            "memory {} MiB = arena {} + staging {} + index {} + connections {} + native {} + process {}",
             mib(self.total_bytes()),
             mib(self.arena_bytes),
             mib(self.staging_bytes),
             mib(self.index_bytes),
             mib(self.connections_bytes),
+            mib(self.native_bytes),
             mib(self.process_bytes)
         )
     }
@@ -127,6 +149,8 @@ impl fmt::Display for MemorySum {
 pub struct Handle {
     doors: Vec<String>,
     addresses: Vec<SocketAddr>,
+    native_addresses: Vec<Address>,
+    native_listeners: Vec<Addr<NativeListener>>,
     memory_sum: MemorySum,
     local: Local,
     metrics: Arc<Metrics>,
@@ -152,6 +176,11 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     }
     for path in &config.listen.unix {
         doors.push(bind_unix(path)?);
+    }
+    let mut native_doors = Vec::new();
+    for address in &config.listen.native {
+        let fabric = native_listener::fabric_of(address);
+        native_doors.push(NativeDoor::bind(&*fabric, &address.address, &config.native, config.lanes)?);
     }
     let admin_socket = config.listen.admin.map(admin::bind).transpose()?;
 
@@ -216,6 +245,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     let places = Arc::new(Semaphore::new(config.limits.connections_max));
     let registry = Registry::default();
     let (mut urls, mut addresses, mut listeners) = (Vec::new(), Vec::new(), Vec::new());
+    let mut native_addresses = Vec::new();
     for (url, door) in doors {
         if let Door::Tcp(listener) = &door {
             addresses.extend(listener.local_addr());
@@ -223,6 +253,13 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         urls.push(url);
         let listener = Listener::new(door, lanes.clone(), places.clone(), registry.clone(), metrics.clone());
         listeners.push(listener.start());
+    }
+    let mut native_listeners = Vec::new();
+    for door in native_doors {
+        urls.push(door.url());
+        native_addresses.push(door.address());
+        let (places, registry, metrics) = (places.clone(), registry.clone(), metrics.clone());
+        native_listeners.push(NativeListener::open(door, &lanes, places, registry, metrics));
     }
     let admin = match admin_socket {
         None => None,
@@ -241,6 +278,8 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     Ok(Handle {
         doors: urls,
         addresses,
+        native_addresses,
+        native_listeners,
         memory_sum: MemorySum::of(&config),
         local,
         metrics,
@@ -310,6 +349,11 @@ impl Handle {
         &self.addresses
     }
 
+    /// Addresses of the native doors, in the order of the configuration.
+    pub fn native_addresses(&self) -> &[Address] {
+        &self.native_addresses
+    }
+
     pub fn memory_sum(&self) -> MemorySum {
         self.memory_sum
     }
@@ -334,6 +378,9 @@ impl Handle {
         for listener in &self.listeners {
             let _ = listener.send(Refuse).await;
         }
+        for listener in &self.native_listeners {
+            let _ = listener.send(Refuse).await;
+        }
         self.registry.drain();
         let deadline = tokio::time::Instant::now() + self.shutdown_grace;
         while !self.registry.is_empty() && tokio::time::Instant::now() < deadline {
@@ -343,6 +390,9 @@ impl Handle {
         if cut > 0 {
             tracing::warn!(connections = cut, "transfers did not finish within shutdown_grace");
             self.registry.kill();
+        }
+        for listener in &self.native_listeners {
+            let _ = listener.send(native_listener::Close).await;
         }
         if let Some(admin) = self.admin {
             admin.stop(false).await;

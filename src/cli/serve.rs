@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use bulkhead::config::{ByteSize, Flags, LogConfig, LogFormat, PoolConfig, Settings, Switch};
+use bulkhead::config::{ByteSize, Flags, LogConfig, LogFormat, NativeAddress, PoolConfig, Settings, Switch};
 use bulkhead::error::Exit;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -41,6 +41,9 @@ pub struct Args {
     /// Memcache text over a Unix socket (repeatable)
     #[arg(long, value_name = "PATH")]
     unix: Vec<PathBuf>,
+    /// The native protocol over a fabric, or `off` (repeatable) [default: off]
+    #[arg(long, value_name = "URL")]
+    native: Vec<Switch<NativeAddress>>,
     /// Metrics and health over HTTP, or `off` [default: 127.0.0.1:11290]
     #[arg(long, value_name = "IP:PORT")]
     admin: Option<Switch<SocketAddr>>,
@@ -74,6 +77,7 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
     let flags = Flags {
         memcache: (!args.memcache.is_empty())
             .then(|| args.memcache.into_iter().filter_map(Switch::into_option).collect()),
+        native: (!args.native.is_empty()).then(|| args.native.into_iter().filter_map(Switch::into_option).collect()),
         unix: (!args.unix.is_empty()).then_some(args.unix),
         admin: args.admin,
         pools: args.pool,

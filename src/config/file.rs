@@ -14,9 +14,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::units::{list, text};
 use super::{
-    Auto, ByteSize, Config, GIB, KIB, LimitsConfig, ListenConfig, LogConfig, LogFormat, MEMORY_BYTES_MIN,
-    MEMORY_STEP_BYTES, MIB, PoolConfig, Settings, StoreConfig, Switch, TimeSpan, TimersConfig,
+    Auto, ByteSize, Config, ConfigError, GIB, KIB, LimitsConfig, ListenConfig, LogConfig, LogFormat, MEMORY_BYTES_MIN,
+    MEMORY_STEP_BYTES, MIB, NativeAddress, NativeConfig, PoolConfig, Settings, StoreConfig, Switch, TimeSpan,
+    TimersConfig,
 };
+use crate::wire::native::descriptor::{GeometryError, RingGeometry, WindowGeometry};
+use crate::wire::native::ring::SLOT_BYTES;
 
 /// The file as it is written. Every key has a default; `Auto` ones depend on the machine.
 #[derive(Debug, Default, Deserialize, PartialEq, Serialize)]
@@ -28,7 +31,37 @@ pub(super) struct File {
     store: StoreSection,
     limits: LimitsSection,
     timers: TimersSection,
+    native: NativeSection,
     log: LogSection,
+}
+
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields, default)]
+struct NativeSection {
+    #[serde(with = "text")]
+    window: ByteSize,
+    windows: u32,
+    #[serde(with = "text")]
+    ring: ByteSize,
+    connections_max: usize,
+}
+
+impl Default for NativeSection {
+    fn default() -> Self {
+        Self { window: ByteSize(256 * KIB), windows: 4, ring: ByteSize(64 * KIB), connections_max: 256 }
+    }
+}
+
+impl NativeSection {
+    fn resolve(&self) -> Result<NativeConfig, ConfigError> {
+        let Self { window, windows, ring, connections_max } = *self;
+        let wrong = |key, error: GeometryError| ConfigError::Relation(format!("{key}: {error}"));
+        Ok(NativeConfig {
+            windows: WindowGeometry::new(window.0, windows).map_err(|error| wrong("native.window", error))?,
+            ring: RingGeometry::within(ring.0).map_err(|error| wrong("native.ring", error))?,
+            connections_max,
+        })
+    }
 }
 
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
@@ -38,6 +71,8 @@ struct ListenSection {
     memcache: Vec<SocketAddr>,
     #[serde(deserialize_with = "list::deserialize")]
     unix: Vec<PathBuf>,
+    #[serde(deserialize_with = "list::deserialize")]
+    native: Vec<NativeAddress>,
     #[serde(with = "text")]
     admin: Switch<SocketAddr>,
 }
@@ -153,6 +188,7 @@ impl Default for ListenSection {
         Self {
             memcache: vec![SocketAddr::from(([127, 0, 0, 1], 11211))],
             unix: Vec::new(),
+            native: Vec::new(),
             admin: Switch::On(SocketAddr::from(([127, 0, 0, 1], 11290))),
         }
     }
@@ -269,8 +305,8 @@ fn user_id() -> u32 {
 
 impl File {
     /// Every `auto` worked out.
-    pub fn resolve(self, machine: &Machine) -> Settings {
-        let Self { lanes, listen, store, limits, timers, log } = self;
+    pub fn resolve(self, machine: &Machine) -> Result<Settings, ConfigError> {
+        let Self { lanes, listen, store, limits, timers, native, log } = self;
         let memory_bytes = match store.memory {
             Auto::Set(size) => size.0,
             Auto::Auto => {
@@ -291,7 +327,12 @@ impl File {
             pools.push(PoolConfig { dir: machine.default_pool.clone(), bytes: None });
         }
         let daemon = Config {
-            listen: ListenConfig { memcache: listen.memcache, unix: listen.unix, admin: listen.admin.into_option() },
+            listen: ListenConfig {
+                memcache: listen.memcache,
+                unix: listen.unix,
+                native: listen.native,
+                admin: listen.admin.into_option(),
+            },
             store: StoreConfig {
                 memory_bytes,
                 head_bytes: store.head.0,
@@ -314,20 +355,22 @@ impl File {
                 shutdown_grace: timers.shutdown_grace.0,
                 idle_timeout: timers.idle_timeout.into_option().map(|span| span.0),
             },
+            native: native.resolve()?,
             lanes,
         };
-        Settings { daemon, log: LogConfig { level: log.level, format: log.format } }
+        Ok(Settings { daemon, log: LogConfig { level: log.level, format: log.format } })
     }
 }
 
 impl From<&Settings> for File {
     fn from(settings: &Settings) -> Self {
-        let Settings { daemon: Config { listen, store, limits, timers, lanes }, log } = settings;
+        let Settings { daemon: Config { listen, store, limits, timers, native, lanes }, log } = settings;
         Self {
             lanes: Auto::Set(*lanes),
             listen: ListenSection {
                 memcache: listen.memcache.clone(),
                 unix: listen.unix.clone(),
+                native: listen.native.clone(),
                 admin: listen.admin.into(),
             },
             store: StoreSection {
@@ -352,6 +395,12 @@ impl From<&Settings> for File {
                 shutdown_grace: TimeSpan(timers.shutdown_grace),
                 idle_timeout: timers.idle_timeout.map(TimeSpan).into(),
             },
+            native: NativeSection {
+                window: ByteSize(u64::from(native.windows.window_bytes())),
+                windows: native.windows.window_count(),
+                ring: ByteSize(u64::from(native.ring.slot_count()) * SLOT_BYTES as u64),
+                connections_max: native.connections_max,
+            },
             log: LogSection { level: log.level.clone(), format: log.format },
         }
     }
@@ -366,7 +415,7 @@ mod tests {
     #[test]
     fn defaults_follow_the_machine() {
         let machine = |memory_bytes, cores| Machine { memory_bytes, cores, default_pool: "/p".into() };
-        let daemon = |machine| File::default().resolve(&machine).daemon;
+        let daemon = |machine| File::default().resolve(&machine).unwrap().daemon;
         let large = daemon(machine(1 << 40, 64));
         assert_eq!((large.store.memory_bytes, large.lanes), (4 * GIB, 63));
         assert_eq!(large.store.index_bytes_max, 320 * MIB);

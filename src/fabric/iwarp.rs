@@ -52,6 +52,8 @@ pub enum Segments {
     Mss,
     /// Up to 64 KiB: for peers known to take it, which are ours and Linux `siw`.
     Large,
+    /// ULPDUs of at most so many octets, within 128 and 64,768.
+    UpTo(usize),
 }
 
 /// What both ends of a fabric's connections are made with.

@@ -118,6 +118,8 @@ pub(super) struct Link {
     inbox: Vec<u8>,
     start: usize,
     end: usize,
+    /// The last read took all there was room for.
+    was_filled: bool,
     out: Outbound,
     is_blocked: bool,
     /// A responder sends nothing before the first frame of the initiator (RFC 5044 §7.1.2(4)).
@@ -137,7 +139,10 @@ pub(super) struct Link {
     response_was_last: bool,
     /// Regions reported as written since the last Receive of this turn.
     written: Vec<RemoteKey>,
+    /// Why the socket takes no more.
     broken: Option<String>,
+    /// A segment of a Response, copied out of memory that may change.
+    scratch: Vec<u8>,
 }
 
 impl Link {
@@ -149,6 +154,7 @@ impl Link {
             inbox: Vec::new(),
             start: 0,
             end: 0,
+            was_filled: false,
             out: Outbound::default(),
             is_blocked: false,
             may_send: false,
@@ -162,20 +168,20 @@ impl Link {
             response_was_last: false,
             written: Vec::new(),
             broken: None,
+            scratch: Vec::new(),
         }
     }
 
     /// Full operation begins.
     fn begin(&mut self, options: &Options, crc: bool, reads_out: usize, reads_in: usize) {
-        let large = match options.segments {
-            Segments::Large => true,
-            Segments::Mss => false,
-            Segments::Auto => self.stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()),
-        };
-        let ulpdu_max = if large {
-            mpa::ULPDU_BYTES_MAX
-        } else {
-            SockRef::from(&self.stream).tcp_mss().map_or(512, |mss| mpa::mulpdu(mss as usize))
+        let is_local = || self.stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback());
+        let ulpdu_max = match options.segments {
+            Segments::Large => mpa::ULPDU_BYTES_MAX,
+            Segments::Auto if is_local() => mpa::ULPDU_BYTES_MAX,
+            Segments::Auto | Segments::Mss => {
+                SockRef::from(&self.stream).tcp_mss().map_or(512, |mss| mpa::mulpdu(mss as usize))
+            }
+            Segments::UpTo(ulpdu_max) => ulpdu_max,
         };
         self.receiver = Receiver::new(crc, reads_in);
         self.sender = Sender::new(crc, ulpdu_max);
@@ -390,6 +396,7 @@ impl End {
         let asked = state.attributes.read_depth;
         let reads_out = if word.ird == DEPTH_UNSTATED { asked } else { asked.min(usize::from(word.ird)) };
         link.begin(&self.options, self.options.crc || reply.crc, reads_out, asked);
+        state.phase = Phase::Connected;
         if word.peer_to_peer && !word.rtr_write {
             return Err(fault("no ready-to-receive frame that we could send", Some(Reason::NO_READY_FRAME)));
         }
@@ -403,7 +410,6 @@ impl End {
         }
         link.may_send = true;
         state.attributes.read_depth = reads_out;
-        state.phase = Phase::Connected;
         let private_data = reply.private_data;
         state.events.push_back(Event::Established { qp: self.number, private_data });
         // An FPDU may have come with the Reply.
@@ -456,7 +462,7 @@ impl End {
     fn receive(&self, state: &mut EndState, bytes_max: usize) {
         let mut budget = bytes_max;
         loop {
-            if let Err(failure) = self.place_all(state) {
+            if let Err(failure) = self.take_frames(state) {
                 state.failure = Some(failure);
                 return;
             }
@@ -481,8 +487,16 @@ impl End {
         }
     }
 
-    /// Takes every whole frame of the inbox.
-    fn place_all(&self, state: &mut EndState) -> Result<(), Failure> {
+    /// Takes every whole frame of the inbox. What was complete before a fault is reported as complete.
+    fn take_frames(&self, state: &mut EndState) -> Result<(), Failure> {
+        let outcome = self.place_frames(state);
+        if let Some(link) = &mut state.link {
+            link.retire_done(&mut state.queue, &mut state.events, self.number);
+        }
+        outcome
+    }
+
+    fn place_frames(&self, state: &mut EndState) -> Result<(), Failure> {
         let EndState { link, queue, receives, events, .. } = state;
         let Some(link) = link.as_mut() else { return Ok(()) };
         let Link { receiver, inbox, start, end, reads, retired, owed, written, may_send, .. } = link;
@@ -547,7 +561,6 @@ impl End {
                 Kind::Terminate(reason) => return Err(Cause::RefusedByPeer(reason.to_string()).into()),
             }
         }
-        link.retire_done(queue, events, self.number);
         Ok(())
     }
 
@@ -624,11 +637,11 @@ impl Link {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
-        if self.end == self.inbox.len() && self.start > 0 {
+        if self.start > 0 && self.inbox.len() - self.end < self.inbox.len() / 4 {
             self.inbox.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        if self.end == self.inbox.len() {
+        if self.end == self.inbox.len() || self.was_filled && self.inbox.len() < INBOX_BYTES_MAX {
             // It holds at most one unfinished frame, so the largest size is never full.
             let len = (self.inbox.len() * 2).clamp(INBOX_BYTES_MIN, INBOX_BYTES_MAX);
             self.inbox.resize(len, 0);
@@ -638,9 +651,10 @@ impl Link {
         loop {
             return match (&self.stream).read(&mut room[..len]) {
                 Ok(0) => Ok((0, true)),
-                Ok(len) => {
-                    self.end += len;
-                    Ok((len, false))
+                Ok(taken) => {
+                    self.end += taken;
+                    self.was_filled = taken == len;
+                    Ok((taken, false))
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok((0, false)),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -709,11 +723,12 @@ impl Link {
         let (sink, source) = (request.sink_offset.wrapping_add(u64::from(done)), request.source_offset);
         let part = self.sender.tagged(Operation::ReadResponse, request.sink_stag, sink, rest);
         let crc = self.sender.crc();
-        let mut payload = vec![0; part.len];
+        let payload = &mut self.scratch;
+        payload.resize(part.len, 0);
         if part.len > 0 {
             let key = RemoteKey(request.source_stag);
             let fetched = regions.with(key, source + u64::from(done), part.len as u64, Right::Read, |span, at| {
-                span.copy_out(at, &mut payload);
+                span.copy_out(at, payload);
             });
             // It was in order when it was asked for: its owner has taken the key out of service since.
             fetched.map_err(|error| Failure {
@@ -721,7 +736,7 @@ impl Link {
                 terminate: Some(Terminate::bare(Reason::READ_STAG)),
             })?;
         }
-        self.out.frame(|out| mpa::put_fpdu(out, part.header(), &payload, crc));
+        self.out.frame(|out| mpa::put_fpdu(out, part.header(), payload, crc));
         self.message = Message::Response(done + part.len as u32);
         if part.last {
             self.owed.pop_front();

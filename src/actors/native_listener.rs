@@ -1,0 +1,205 @@
+//! `NativeListener`: one bound address of a native door. It judges the descriptors of peers, admits them up to the limits,
+//! and gives each to a lane in turn.
+
+use crate::actors::connection::Admission;
+use crate::actors::cq_poller::{self, Asked, Attachments, CqPoller};
+use crate::actors::listener::{Refuse, Registry};
+use crate::actors::native_connection::{NativeConnection, NativeLane};
+use crate::actors::{StartError, connection};
+use crate::config::{NativeAddress, NativeConfig, NativeFabric};
+use crate::fabric::iwarp::{Iwarp, Options};
+use crate::fabric::loopback::Loopback;
+use crate::fabric::{self, Address, ConnectRequest, Fabric, FabricError};
+use crate::metrics::Metrics;
+use crate::wire::native::descriptor::Descriptor;
+use actix::prelude::*;
+use std::io;
+use std::sync::{Arc, OnceLock};
+use tokio::sync::Semaphore;
+
+/// The loopback network of this process: where `native+loopback:NAME` is.
+pub fn loopback() -> &'static Loopback {
+    static NETWORK: OnceLock<Loopback> = OnceLock::new();
+    NETWORK.get_or_init(Loopback::new)
+}
+
+/// The fabric that `address` is on.
+pub fn fabric_of(address: &NativeAddress) -> Arc<dyn Fabric> {
+    match address.fabric {
+        NativeFabric::Iwarp { crc } => Arc::new(Iwarp::new(Options { crc, ..Options::default() })),
+        NativeFabric::Loopback => Arc::new(loopback().clone()),
+    }
+}
+
+/// A bound address and the fabric lanes behind it, one for each lane of the daemon. Nobody polls them yet.
+pub struct NativeDoor {
+    fabric: &'static str,
+    listener: Box<dyn fabric::Listener>,
+    lanes: Vec<Arc<dyn fabric::Lane>>,
+    config: NativeConfig,
+}
+
+impl NativeDoor {
+    /// Binds `address` on `fabric`, with as many lanes as the daemon will have.
+    ///
+    /// # Errors
+    /// [`StartError::Bind`].
+    pub fn bind(
+        fabric: &dyn Fabric,
+        address: &Address,
+        config: &NativeConfig,
+        lane_count: usize,
+    ) -> Result<Self, StartError> {
+        let failed = |error: FabricError| StartError::Bind {
+            url: format!("native+{}://{address}", fabric.name()),
+            source: match error {
+                FabricError::System { source, .. } => source,
+                FabricError::AddressInUse(_) => io::Error::new(io::ErrorKind::AddrInUse, error.to_string()),
+                error => io::Error::other(error.to_string()),
+            },
+        };
+        let lanes: Result<Vec<_>, _> = (0..lane_count.max(1)).map(|_| fabric.lane()).collect();
+        let lanes = lanes.map_err(failed)?;
+        let listener = lanes[0].listen(address).map_err(failed)?;
+        Ok(Self { fabric: fabric.name(), listener, lanes, config: config.clone() })
+    }
+
+    /// Its URL, with the port it really has.
+    pub fn url(&self) -> String {
+        match self.listener.address() {
+            Address::Socket(address) => format!("native+{}://{address}", self.fabric),
+            Address::Name(name) => format!("native+{}:{name}", self.fabric),
+        }
+    }
+
+    /// The fabric's lanes, one for each of the daemon's.
+    pub fn lanes(&self) -> &[Arc<dyn fabric::Lane>] {
+        &self.lanes
+    }
+
+    /// The address it really has.
+    pub fn address(&self) -> Address {
+        self.listener.address()
+    }
+}
+
+/// The actor. One per bound address, on the thread of the first lane.
+pub struct NativeListener {
+    door: Option<Box<dyn fabric::Listener>>,
+    lanes: Vec<(ArbiterHandle, NativeLane)>,
+    pollers: Vec<Addr<CqPoller>>,
+    turn: usize,
+    places: Arc<Semaphore>,
+    native_places: Arc<Semaphore>,
+    registry: Registry,
+    metrics: Arc<Metrics>,
+}
+
+impl NativeListener {
+    /// Starts pollers on `lanes`, and the listener. Call it on any thread with an Arbiter.
+    pub fn open(
+        door: NativeDoor,
+        lanes: &[(ArbiterHandle, connection::Lane)],
+        places: Arc<Semaphore>,
+        registry: Registry,
+        metrics: Arc<Metrics>,
+    ) -> Addr<Self> {
+        let NativeDoor { listener, lanes: fabric_lanes, config, .. } = door;
+        let native_places = Arc::new(Semaphore::new(config.connections_max));
+        let mut native_lanes = Vec::new();
+        for ((arbiter, lane), fabric) in lanes.iter().zip(fabric_lanes) {
+            let (lane, attachments, config) = (lane.clone(), Attachments::default(), config.clone());
+            native_lanes.push((arbiter.clone(), NativeLane { lane, fabric, attachments, config }));
+        }
+        Self::create(|ctx| {
+            native_lanes[0].1.attachments.listen(Some(ctx.address().recipient()));
+            let pollers = native_lanes.iter().map(|(arbiter, lane)| {
+                let (fabric, attachments) = (lane.fabric.clone(), lane.attachments.clone());
+                CqPoller::start_in_arbiter(arbiter, move |_| CqPoller::new(fabric, attachments))
+            });
+            let pollers = pollers.collect();
+            Self {
+                door: Some(listener),
+                lanes: native_lanes,
+                pollers,
+                turn: 0,
+                places,
+                native_places,
+                registry,
+                metrics,
+            }
+        })
+    }
+
+    fn reject(&self, request: ConnectRequest, cause: &'static str) {
+        self.metrics.connections.rejected.add(1);
+        self.metrics.native.rejections.add(cause);
+        tracing::debug!(cause, peer = %request.peer(), "native connection rejected");
+        request.reject(cause.as_bytes());
+    }
+
+    fn admit(&mut self, request: ConnectRequest) {
+        if self.door.is_none() {
+            return self.reject(request, "draining");
+        }
+        let peer = match Descriptor::decode(request.private_data()) {
+            Ok(peer) => peer,
+            Err(error) => return self.reject(request, error.cause()),
+        };
+        let permits = (self.places.clone().try_acquire_owned(), self.native_places.clone().try_acquire_owned());
+        let (Ok(place), Ok(native_place)) = permits else {
+            return self.reject(request, "too_many_connections");
+        };
+        let id = self.registry.next_id();
+        let registry = self.registry.clone();
+        let admission: Admission = Box::new((registry.admitted(id, place), native_place));
+        let (arbiter, lane) = self.lanes[self.turn % self.lanes.len()].clone();
+        self.turn += 1;
+        let metrics = self.metrics.clone();
+        arbiter.spawn(async move {
+            match NativeConnection::start_on_lane(request, peer, lane, admission) {
+                Ok(address) => registry.enroll(id, address.clone().recipient(), address.recipient()),
+                Err(error) => {
+                    metrics.connections.rejected.add(1);
+                    metrics.native.rejections.add("shortage");
+                    tracing::warn!(%error, "a native connection could not be taken over");
+                }
+            }
+        });
+    }
+}
+
+impl Actor for NativeListener {
+    type Context = Context<Self>;
+}
+
+impl Handler<Asked> for NativeListener {
+    type Result = ();
+
+    fn handle(&mut self, asked: Asked, _: &mut Self::Context) {
+        self.admit(asked.0);
+    }
+}
+
+impl Handler<Refuse> for NativeListener {
+    type Result = ();
+
+    fn handle(&mut self, _: Refuse, _: &mut Self::Context) {
+        // Connections go on, and so do their pollers.
+        self.door = None;
+    }
+}
+
+/// The pollers end: no connection is left that needs them.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Close;
+
+impl Handler<Close> for NativeListener {
+    type Result = ();
+
+    fn handle(&mut self, _: Close, ctx: &mut Self::Context) {
+        self.pollers.iter().for_each(|poller| poller.do_send(cq_poller::Stop));
+        ctx.stop();
+    }
+}
