@@ -324,6 +324,11 @@ impl Link {
         [self.lane.deadline(), self.port.deadline(), stall].into_iter().flatten().min()
     }
 
+    /// Somebody waits from now on: the time-out counts anew.
+    pub(super) fn handle_waiting(&mut self, now: Instant) {
+        self.moved_at = now;
+    }
+
     /// Adds a request; the next turn sends it. `line` has its CR LF.
     pub(super) fn submit(&mut self, line: Vec<u8>, kind: Kind, now: Instant) {
         if self.requests.is_empty() {
@@ -424,6 +429,8 @@ impl Link {
                 };
                 return Err(ClientError::Local { source });
             }
+            // A reader may take longer than a server may.
+            self.moved_at = Instant::now();
             *remaining -= u64::from(piece.len);
             if *remaining == 0 {
                 self.sources.pop_front();
@@ -454,6 +461,7 @@ impl Link {
                 }
             };
             self.reply_began = true;
+            let mut has_taken = false;
             let settled = match answer {
                 Answer::NeedMore => return None,
                 Answer::Line(line) => Some(judge(&request.kind, line).unwrap_or_else(|| {
@@ -491,6 +499,7 @@ impl Link {
                 Answer::Body { .. } => {
                     let lease: RxLease = machine.take_body(inbound);
                     let (offset, len) = (lease.offset() as usize, lease.len() as usize);
+                    has_taken = true;
                     match request.is_wanted.then(|| sink.take(self.port.windows(), offset, len)) {
                         Some(Err(source)) => {
                             self.is_broken = true;
@@ -525,6 +534,10 @@ impl Link {
                     (_, None) => Ok(Outcome::Miss),
                 }),
             };
+            if has_taken {
+                // A writer may take longer than a server may, which gets its window back only now.
+                self.moved_at = Instant::now();
+            }
             if let Some(settled) = settled {
                 self.requests.pop_front();
                 self.asked -= 1;

@@ -409,6 +409,7 @@ impl fmt::Debug for NativeClient {
 /// Drives a link until the oldest request is answered.
 fn settle(link: &mut Link, sink: &mut dyn Sink, caller: &mut dyn Read) -> Result<Outcome, ClientError> {
     let mut is_armed = false;
+    link.handle_waiting(Instant::now());
     loop {
         let now = Instant::now();
         let moved = link.turn(now, caller)?;
