@@ -187,23 +187,24 @@ def direct_reads(path, seconds):
 def cold():
     # An arena this small and so many values: nothing but heads is in RAM, and most heads are not either.
     server = bulkhead("32MiB", "6GiB")
-    print(f"## Cold GET of 8 MiB, depth 1, {ROUNDS} rounds")
-    common = ["--op", "get", "--size", "8MiB", "--connections", "1", "--depth", "1", "--keys", "512"]
+    print(f"## Cold GET of 8 MiB on one connection, {ROUNDS} rounds of {2 * SECONDS:g} s")
+    print("| requests in flight | GET MiB/s | O_DIRECT reads MiB/s | ratio | pp us | dropped |")
+    print("|---|---|---|---|---|---|")
+    common = ["--op", "get", "--size", "8MiB", "--connections", "1", "--keys", "512"]
     bench(server, *common, "--seconds", "300ms")
     path = os.path.join(server.pool, "extents-0000.bulkhead")
-    rounds = []
-    for number in range(ROUNDS):
-        reads = lambda: direct_reads(path, 2 * SECONDS)
-        get = lambda: bench(server, *common, "--no-load", "--seconds", lasting(2 * SECONDS))
-        pair = (get(), reads()) if number % 2 else tuple(reversed((reads(), get())))
-        rounds.append(pair)
-    rounds, dropped = kept(rounds, lambda pair: pair[1])
-    ratio = median([pair[0]["bytes_per_second"] / pair[1] for pair in rounds])
-    print("| GET MiB/s | O_DIRECT reads MiB/s | ratio | pp us | dropped |")
-    print("|---|---|---|---|---|")
-    print(f"| {median([pair[0]['bytes_per_second'] / MIB for pair in rounds]):.0f} | "
-          f"{median([pair[1] / MIB for pair in rounds]):.0f} | **{ratio:.2f}** | "
-          f"{median([pair[0]['pingpong_64_p50_us'] for pair in rounds]):.1f} | {dropped} |", flush=True)
+    for depth in (1, 4):
+        rounds = []
+        for number in range(ROUNDS):
+            reads = lambda: direct_reads(path, 2 * SECONDS)
+            get = lambda: bench(server, *common, "--depth", str(depth), "--no-load", "--seconds", lasting(2 * SECONDS))
+            pair = (get(), reads()) if number % 2 else tuple(reversed((reads(), get())))
+            rounds.append(pair)
+        rounds, dropped = kept(rounds, lambda pair: pair[1])
+        ratio = median([pair[0]["bytes_per_second"] / pair[1] for pair in rounds])
+        print(f"| {depth} | {median([pair[0]['bytes_per_second'] / MIB for pair in rounds]):.0f} | "
+              f"{median([pair[1] / MIB for pair in rounds]):.0f} | **{ratio:.2f}** | "
+              f"{median([pair[0]['pingpong_64_p50_us'] for pair in rounds]):.1f} | {dropped} |", flush=True)
     server.stop()
 
 

@@ -366,7 +366,7 @@ fn piece_of(piece: &Piece<Stored>) -> Vec<u8> {
 
 impl Side for Server {
     fn done(&mut self, id: WorkId, net: &Net) -> Result<(), EndCause> {
-        self.endpoint.handle_completion(id, &*net.memory[1], net.now)
+        self.endpoint.handle_completion(id, || net.memory[1].load(READBACK_OFFSET), net.now)
     }
 
     fn filled(&mut self, ticket: Ticket, is_filled: bool, _: &Net) {
@@ -568,7 +568,7 @@ impl Client {
 
 impl Side for Client {
     fn done(&mut self, id: WorkId, net: &Net) -> Result<(), EndCause> {
-        self.endpoint.handle_completion(id, &*net.memory[0], net.now)
+        self.endpoint.handle_completion(id, || net.memory[0].load(READBACK_OFFSET), net.now)
     }
 
     fn filled(&mut self, ticket: Ticket, _: bool, _: &Net) {
@@ -615,6 +615,7 @@ impl Side for Client {
             let time = net.now + net.dice.delay();
             net.at(time, Event::Wake { side: 0 });
         }
+        self.endpoint.rest();
         if let Some(deadline) = self.endpoint.deadline() {
             net.at(deadline.max(net.now), Event::Wake { side: 0 });
         }
@@ -765,6 +766,7 @@ fn run(plan: Plan, mut net: Net, client: &mut Client, server: &mut impl Side) ->
             Ok(()) => {}
             Err(EndCause::FailedRead) => break Ending::FailedRead,
             Err(EndCause::Poison(poison)) => break Ending::Poison(poison),
+            Err(EndCause::Stalled) => break Ending::Stalled,
             Err(cause) => panic!("{cause}"),
         }
     };

@@ -42,6 +42,9 @@ pub struct Kill;
 /// Octets moved in one turn before others of the lane run.
 const TURN_BYTES: usize = 2 << 20;
 
+/// The same while reads from disk are on their way.
+const COLD_TURN_BYTES: usize = 512 << 10;
+
 /// The peer's stream.
 #[derive(Debug)]
 pub enum Socket {
@@ -118,6 +121,8 @@ pub struct Connection {
     staging_wait: Option<Pin<Box<dyn Future<Output = StagingBuf>>>>,
     staging_buf: Option<StagingBuf>,
     send_blocked: bool,
+    /// Reads were asked for in this turn.
+    reads_started: bool,
     draining: bool,
     seen_moved_ms: u64,
     _admission: Admission,
@@ -141,6 +146,7 @@ impl Connection {
                 staging_wait: None,
                 staging_buf: None,
                 send_blocked: false,
+                reads_started: false,
                 draining: false,
                 seen_moved_ms: 0,
                 _admission: admission,
@@ -187,6 +193,7 @@ impl Connection {
                     };
                     let (ticket, extent, crcs) = (read.ticket, read.extent, read.crcs);
                     let (len, reply) = (read.segment.len(), ctx.address().recipient());
+                    self.reads_started = true;
                     self.lane.tail.do_send(ReadTail { extent, len, crcs, into, keep: read.segment, ticket, reply });
                 }
             }
@@ -199,6 +206,7 @@ impl Connection {
     /// Moves what can be moved. `Some` when the connection is over.
     fn serve(&mut self, ctx: &mut Context<Self>, task: &mut Task<'_>) -> Option<Over> {
         let mut moved = 0;
+        self.reads_started = false;
         loop {
             self.session.process();
             self.act(ctx, task);
@@ -236,7 +244,8 @@ impl Connection {
             if moved == before {
                 return None;
             }
-            if moved >= TURN_BYTES {
+            if moved >= TURN_BYTES || std::mem::take(&mut self.reads_started) {
+                // Others of the lane have their turn: its disk starts the reads that were asked for.
                 task.waker().wake_by_ref();
                 return None;
             }
@@ -261,7 +270,8 @@ impl Connection {
                     drop(slices);
                     self.session.handle_sent(sent);
                     total += sent;
-                    if total >= TURN_BYTES {
+                    // The disk must not run out of requests while what it has read is sent.
+                    if total >= TURN_BYTES || total >= COLD_TURN_BYTES && self.session.has_tail_reads() {
                         return Ok(total);
                     }
                 }
@@ -601,6 +611,22 @@ mod tests {
         until("it was cut", || rig.metrics.connections.closed.stalled.get() == 1).await;
         until("nothing is pinned", || rig.store.gauges().pins == 0).await;
         assert!(rest(&mut peer).await.len() < LONG, "the reply is visibly not whole");
+    }
+
+    /// Sixty-four values were pinned for a peer that read none of them: with a few such peers nobody else could read.
+    #[actix::test]
+    async fn no_more_is_pinned_for_a_peer_than_is_looked_up_ahead() {
+        let rig = Rig::new(|_| {});
+        let value = octets(1 << 20, 3);
+        rig.local.put(b"k", &value, 0, 0).await.unwrap();
+        let (_, mut peer) = rig.connect();
+        peer.write_all(&b"get k\r\n".repeat(20)).await.unwrap();
+        until("it is under way", || rig.metrics.memcache.cmd_get.get() > 0).await;
+        assert!(rig.store.gauges().pins <= 5, "{} pins", rig.store.gauges().pins);
+        for _ in 0..20 {
+            expect(&mut peer, &value_reply("k", &value)).await;
+        }
+        until("nothing is pinned", || rig.store.gauges().pins == 0).await;
     }
 
     #[actix::test]

@@ -25,6 +25,15 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Peers accepted in one turn.
 const ACCEPTS_PER_TURN: usize = 32;
 
+/// A peer that nothing is heard of is asked after this, and gone when it does not answer for as long again.
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
+const KEEPALIVE_TRIES: u32 = 6;
+
+fn keepalive() -> socket2::TcpKeepalive {
+    let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE_AFTER);
+    keepalive.with_interval(KEEPALIVE_AFTER / KEEPALIVE_TRIES).with_retries(KEEPALIVE_TRIES)
+}
+
 /// Every living connection, so that a shutdown can reach them.
 #[derive(Clone, Default)]
 pub struct Registry {
@@ -113,6 +122,8 @@ impl Door {
         Poll::Ready(match self {
             Self::Tcp(listener) => ready!(listener.poll_accept(task)).and_then(|(stream, peer)| {
                 stream.set_nodelay(true)?;
+                // Best effort, as below: without it peers that vanished keep their places for ever.
+                let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(&keepalive());
                 if peer.ip().is_loopback() {
                     // On loopback there is no path to probe: BBR, where it is the default, costs 8 to 20 %.
                     let _ = socket2::SockRef::from(&stream).set_tcp_congestion(b"cubic");
@@ -326,6 +337,19 @@ mod tests {
         let mut late = TcpStream::connect(address).await.unwrap();
         assert_eq!(rest(&mut late).await, b"");
         until("it is gone", || gate.registry.is_empty()).await;
+    }
+
+    /// Peers whose machine went away without a word held their places until no other peer was admitted.
+    #[actix::test]
+    async fn the_system_asks_after_peers_that_are_silent() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let door = Door::Tcp(listener);
+        let accepted = soon(std::future::poll_fn(|task| door.poll_accept(task))).await.unwrap();
+        let Accepted::Tcp(stream) = accepted else { panic!("a TCP door") };
+        let socket = socket2::SockRef::from(&stream);
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEPALIVE_AFTER);
     }
 
     #[actix::test]

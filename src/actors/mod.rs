@@ -41,6 +41,7 @@ use crate::fabric::Address;
 use crate::fabric::staging::{STAGING_BUF_BYTES, Staging};
 use crate::metrics::Metrics;
 use crate::programs::memcache::engine::Facts;
+use crate::programs::memcache::output::TEXT_BYTES_MAX;
 use crate::programs::memcache::session::{self, INPUT_BYTES, LONG_LINE_BYTES_MAX};
 use crate::store::pool::{PoolDir, PoolError, PoolFiles};
 use crate::store::{Sizes, Store};
@@ -98,8 +99,8 @@ pub struct MemorySum {
     pub process_bytes: u64,
 }
 
-/// Input buffer, text of replies, actor and timers of one busy connection.
-const CONNECTION_BYTES: u64 = INPUT_BYTES as u64 + (24 << 10);
+/// Input buffer, text of replies, and the last reply beyond its bound, actor and timers of one busy connection.
+const CONNECTION_BYTES: u64 = (INPUT_BYTES + TEXT_BYTES_MAX) as u64 + (16 << 10);
 /// Actors, text in both directions and sinks of one native connection, without its windows and ring.
 const NATIVE_BYTES: u64 = 64 << 10;
 const PROCESS_BYTES: u64 = 32 << 20;

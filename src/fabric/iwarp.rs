@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use super::queue::{Places, ReceiveQueue, SendQueue, grant};
 use super::registered::{Domain, Regions};
-use super::sys::{Bell, Epoll, Ready};
+use super::sys::{Bell, Epoll, READY_COUNT_MAX, Ready};
 use super::{
     Access, Address, Attributes, Cause, ConnectRequest, Event, Fabric, FabricError, Lane, Listener, LocalBuf,
     MemoryRegion, PRIVATE_DATA_BYTES_MAX, PostError, QpNum, QueuePair, Resources, SharedSpan, TURN_BYTES_MAX, Work,
@@ -39,6 +39,8 @@ use end::{End, EndState, Link, Phase};
 const BELL: u64 = 0;
 /// Peers of a lane that have not sent a whole Request. One more is turned away at once.
 const HALF_OPEN_COUNT_MAX: usize = 1024;
+/// Sockets of a lane that wait for a goodbye. One more is closed at once.
+const CLOSING_COUNT_MAX: usize = 1024;
 /// How long a listener rests when the system has no descriptor for the next peer.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -204,8 +206,11 @@ impl Closing {
             return;
         }
         let writes = closing.sent < closing.rest.len();
-        if lane.epoll.change(closing.stream.as_fd(), token, true, writes).is_ok() {
-            lock(&lane.state).closing.insert(token, closing);
+        let mut state = lock(&lane.state);
+        if state.closing.len() < CLOSING_COUNT_MAX
+            && lane.epoll.change(closing.stream.as_fd(), token, true, writes).is_ok()
+        {
+            state.closing.insert(token, closing);
         }
     }
 
@@ -433,6 +438,7 @@ impl Lane for IwarpLane {
     }
 
     fn progress(&self, now: Instant, events: &mut Vec<Event>, events_max: usize) -> bool {
+        self.shared.bell.look();
         self.expire(now);
         // Only what is ready now: who readies itself again has its next turn in the next call.
         let (mut turns, has_room) = {
@@ -445,6 +451,7 @@ impl Lane for IwarpLane {
             if let Err(error) = self.shared.epoll.poll(&mut ready) {
                 tracing::error!(%error, "a lane cannot poll its sockets");
             }
+            more |= ready.len() == READY_COUNT_MAX;
             for ready in ready {
                 more |= self.dispatch(ready, now);
             }

@@ -229,6 +229,7 @@ impl Lane for LoopbackLane {
     }
 
     fn progress(&self, now: Instant, events: &mut Vec<Event>, events_max: usize) -> bool {
+        self.shared.bell.look();
         self.shared.bell.silence();
         let mut state = lock(&self.shared.state);
         while let Some(request) = state.requests.pop_front() {

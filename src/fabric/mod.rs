@@ -434,8 +434,8 @@ pub trait Lane: Send + Sync + fmt::Debug {
     /// events. `true` when there is more to do right now.
     fn progress(&self, now: Instant, events: &mut Vec<Event>, events_max: usize) -> bool;
 
-    /// From now on work makes the descriptor readable. Call [`Lane::progress`] once more before sleeping; it takes the
-    /// readiness back.
+    /// From now on work makes the descriptor readable. Call [`Lane::progress`] exactly once more before sleeping, for what
+    /// came before; the call after that, the first one awake, takes the arming back.
     fn arm(&self);
 
     /// What to sleep on: readable when there is something to do. Level-triggered; valid for the life of the lane.

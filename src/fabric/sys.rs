@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use tokio::io::Interest;
@@ -56,34 +56,56 @@ pub(super) fn wait_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io
 }
 
 /// An eventfd that is written only while somebody means to sleep on it: ringing an awake lane costs one atomic swap.
+///
+/// ```text
+///  AWAKE ──arm──► ARMED ──look──► LOOKED ──(sleep) look──► AWAKE
+///    ▲              └──────ring──────┴─ writes the descriptor
+///    └─────────────────────────────────┘
+/// ```
 #[derive(Debug)]
 pub(super) struct Bell {
     file: File,
-    armed: AtomicBool,
+    state: AtomicU8,
     /// Set after the descriptor was written, so that whoever clears it finds something to read.
     rung: AtomicBool,
 }
 
+const AWAKE: u8 = 0;
+/// Armed, and the last look has been taken.
+const LOOKED: u8 = 1;
+const ARMED: u8 = 2;
+
 impl Bell {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { file: File::from(eventfd()?), armed: AtomicBool::new(false), rung: AtomicBool::new(false) })
+        Ok(Self { file: File::from(eventfd()?), state: AtomicU8::new(AWAKE), rung: AtomicBool::new(false) })
     }
 
     /// The next [`Bell::ring`] makes the descriptor readable. Look once more for work after this call.
     pub(super) fn arm(&self) {
-        self.armed.store(true, Ordering::SeqCst);
+        self.state.store(ARMED, Ordering::SeqCst);
     }
 
     /// There is work.
     pub(super) fn ring(&self) {
-        if self.armed.swap(false, Ordering::SeqCst) {
+        if self.state.load(Ordering::SeqCst) != AWAKE && self.state.swap(AWAKE, Ordering::SeqCst) != AWAKE {
             // A full counter is readable as well, so a refused write loses nothing.
             let _ = (&self.file).write(&1u64.to_ne_bytes());
             self.rung.store(true, Ordering::SeqCst);
         }
     }
 
-    /// Makes the descriptor silent again. What was armed stays so: the look after [`Bell::arm`] comes through here.
+    /// The lane looks for work: the first look after arming leaves the bell armed, the next one means the sleep is over.
+    pub(super) fn look(&self) {
+        let step = |state| match state {
+            ARMED => Some(LOOKED),
+            LOOKED => Some(AWAKE),
+            _ => None,
+        };
+        // Refused when it is awake already.
+        let _ = self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, step);
+    }
+
+    /// Makes the descriptor silent again.
     pub(super) fn silence(&self) {
         if self.rung.swap(false, Ordering::SeqCst) {
             let _ = (&self.file).read(&mut [0; 8]);
@@ -96,6 +118,9 @@ impl AsFd for Bell {
         self.file.as_fd()
     }
 }
+
+/// Descriptors of one [`Epoll::poll`].
+pub(super) const READY_COUNT_MAX: usize = 64;
 
 /// What a descriptor is ready for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -150,10 +175,10 @@ impl Epoll {
         Ok(())
     }
 
-    /// What is ready now, at most 64 descriptors; never waits.
+    /// What is ready now, at most [`READY_COUNT_MAX`] descriptors; never waits.
     pub(super) fn poll(&self, ready: &mut Vec<Ready>) -> io::Result<()> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
-        // SAFETY: `events` is writable memory for 64 events.
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; READY_COUNT_MAX];
+        // SAFETY: `events` is writable memory for that many events.
         let count = unsafe { libc::epoll_wait(self.fd.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, 0) };
         if count < 0 {
             let error = io::Error::last_os_error();
@@ -209,9 +234,16 @@ mod tests {
         assert_eq!(tokens(&epoll), [7]);
         bell.silence();
         assert!(tokens(&epoll).is_empty());
-        bell.arm();
         bell.silence();
+        bell.arm();
+        bell.look();
         bell.ring();
         assert_eq!(tokens(&epoll), [7], "the look after arming does not disarm");
+        bell.silence();
+        bell.arm();
+        bell.look();
+        bell.look();
+        bell.ring();
+        assert!(tokens(&epoll).is_empty(), "the sleep is over");
     }
 }

@@ -74,6 +74,20 @@ impl BulkSequence {
     }
 }
 
+/// Message Sequence Number of an untagged message: starts at 1, wraps modulo 2^32 (RFC 5041 §4.3). It wraps, so it has no
+/// order: ask whether it is the next one, never which is greater.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Msn(pub u32);
+
+impl Msn {
+    pub const FIRST: Self = Self(1);
+
+    /// The number after this one.
+    pub const fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -186,7 +186,7 @@ impl Peer {
                             self.bufs[index] = Some(buf);
                         }
                     }
-                    self.endpoint.handle_completion(id, &self.ring, now)?;
+                    self.endpoint.handle_completion(id, || self.ring.load(READBACK_OFFSET), now)?;
                 }
                 Event::Disconnected { cause, .. } => {
                     self.ended = Some(cause.to_string());

@@ -7,7 +7,6 @@
 //!   attach(peer, machine) -> Port         poll_ring, endpoint.step, endpoint.poll_fill, poll_post
 //! ```
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
@@ -21,7 +20,7 @@ use crate::wire::native::descriptor::{
 };
 use crate::wire::native::egress::{Post, WorkId};
 use crate::wire::native::endpoint::{EndCause, Endpoint, Settings};
-use crate::wire::native::ring::{COMMIT_BYTES, READBACK_OFFSET, RECORD_BYTES_MAX, RingMemory};
+use crate::wire::native::ring::{COMMIT_BYTES, RECORD_BYTES_MAX, RingMemory};
 use crate::wire::native::stream::PIPELINE_BYTES_MAX;
 use crate::wire::native::window::{RxLease, Ticket};
 
@@ -64,23 +63,17 @@ pub fn attributes(handshake_timeout: Duration) -> Attributes {
     Attributes { receive_depth: 1, read_depth: 1, handshake_timeout, ..Attributes::default() }
 }
 
-/// The own control region. What its owner's Reads bring lies outside of it, where no peer writes.
+/// The own control region.
 #[derive(Debug)]
-struct Ring {
-    region: MemoryRegion,
-    counter: Cell<u64>,
-}
+struct Ring(MemoryRegion);
 
 impl RingMemory for Ring {
     fn load(&self, offset: usize) -> u64 {
-        match offset {
-            READBACK_OFFSET => self.counter.get(),
-            _ => self.region.span().load_u64_acquire(offset),
-        }
+        self.0.span().load_u64_acquire(offset)
     }
 
     fn store(&self, offset: usize, word: u64) {
-        self.region.span().store_u64_release(offset, word);
+        self.0.span().store_u64_release(offset, word);
     }
 }
 
@@ -153,7 +146,7 @@ impl Prepared {
         Port {
             endpoint: Endpoint::new(settings, machine),
             qp: self.qp,
-            ring: Ring { region: self.ring, counter: Cell::new(0) },
+            ring: Ring(self.ring),
             windows: self.windows,
             slots: self.slots.into_iter().map(Some).collect(),
             readback: self.readback.into_iter().next(),
@@ -244,11 +237,11 @@ impl<V: Clone, M> Port<V, M> {
     /// [`EndCause`].
     pub fn handle_completed(&mut self, completion: Completion, now: Instant) -> Result<(), EndCause> {
         let Completion { id, kind, status, buf, .. } = completion;
+        let mut counter = 0;
         if let Some(buf) = buf {
             match kind {
                 WorkKind::Read => {
-                    let counter = buf.as_slice().first_chunk().copied().map_or(0, u64::from_le_bytes);
-                    self.ring.counter.set(counter);
+                    counter = buf.as_slice().first_chunk().copied().map_or(0, u64::from_le_bytes);
                     self.readback = Some(buf);
                 }
                 WorkKind::Write | WorkKind::Send | WorkKind::Receive => {
@@ -266,7 +259,7 @@ impl<V: Clone, M> Port<V, M> {
             Some((index, work)) if *index == id.index => {
                 let (work, now) = (*work, self.time(now));
                 self.reported.pop_front();
-                self.endpoint.handle_completion(work, &self.ring, now)
+                self.endpoint.handle_completion(work, || counter, now)
             }
             _ => Ok(()),
         }

@@ -466,10 +466,11 @@ impl End {
                 state.failure = Some(failure);
                 return;
             }
-            if budget == 0 {
+            let Some(link) = &mut state.link else { return };
+            // A read that left room has taken all there was; epoll tells of what comes later.
+            if budget == 0 || budget < bytes_max && !link.was_filled {
                 return;
             }
-            let Some(link) = &mut state.link else { return };
             match link.fill_inbox(budget) {
                 Ok((0, false)) => return,
                 Ok((0, true)) => {

@@ -131,18 +131,13 @@ impl SharedSpan {
         if !tail.is_empty() {
             merge(&whole[count], 0, tail);
         }
-        let mut last = None;
-        for (index, (chunk, word)) in chunks.zip(whole).enumerate() {
-            let value = u64::from_ne_bytes(chunk.try_into().expect("a chunk is a word"));
-            if index + 1 == count {
-                last = Some((word, value));
-            } else {
-                word.store(value, Ordering::Relaxed);
-            }
+        let Some((last_word, words)) = whole[..count].split_last() else { return };
+        let value_of = |chunk: &[u8]| u64::from_ne_bytes(chunk.try_into().expect("a chunk is a word"));
+        for (chunk, word) in chunks.clone().zip(words) {
+            word.store(value_of(chunk), Ordering::Relaxed);
         }
-        if let Some((word, value)) = last {
-            word.store(value, Ordering::Release);
-        }
+        let last = chunks.last().expect("as many chunks as words");
+        last_word.store(value_of(last), Ordering::Release);
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {

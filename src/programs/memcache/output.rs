@@ -32,7 +32,9 @@ const WINDOW_SEGMENTS: usize = 8;
 /// Slices that one gather takes: the kernel's limit is 1,024, and a megabyte needs four.
 const SLICES_MAX: usize = 128;
 /// Text beyond this stops parsing until some has left.
-const TEXT_BYTES_MAX: usize = 64 << 10;
+pub const TEXT_BYTES_MAX: usize = 32 << 10;
+/// Text that was sent is let go of once there is as much of it: of what a slow peer takes octet by octet.
+const SENT_TEXT_BYTES_MAX: usize = 4 << 10;
 /// Octets that one gather takes at most: a value of 1 MiB with its lines leaves in one call.
 pub const GATHER_BYTES_MAX: usize = (1 << 20) + (64 << 10);
 
@@ -98,6 +100,8 @@ pub struct Output {
     text_sent: usize,
     places: VecDeque<Place>,
     values: usize,
+    /// Octets of them that were not sent.
+    value_bytes: u64,
     /// Buffers filled or on their way.
     tails: usize,
     tails_max: usize,
@@ -111,6 +115,7 @@ impl Default for Output {
             text_sent: 0,
             places: VecDeque::new(),
             values: 0,
+            value_bytes: 0,
             tails: 0,
             tails_max: TAIL_READS,
             next_ticket: 0,
@@ -128,9 +133,15 @@ impl Output {
         self.values
     }
 
-    /// So much text waits that no further request should be read.
+    /// So much waits that no further request should be read: text, or as many octets of values as are looked up ahead.
+    /// Values behind those would be pinned for nothing, and keep others from being read.
     pub fn is_long(&self) -> bool {
-        self.text.len() - self.text_sent >= TEXT_BYTES_MAX
+        self.text.len() - self.text_sent >= TEXT_BYTES_MAX || self.value_bytes >= self.window_bytes()
+    }
+
+    /// Octets that are looked up ahead.
+    fn window_bytes(&self) -> u64 {
+        self.tails_max.max(WINDOW_SEGMENTS) as u64 * SEGMENT_BYTES_MAX
     }
 
     /// Adds what `write` appends.
@@ -151,8 +162,14 @@ impl Output {
         write(&mut self.text);
         let line = self.text.len() - before;
         self.values += 1;
+        self.value_bytes += pinned.len();
         let value = Value { pinned, line, begun: false, piece: 0, sent: 0, slots: VecDeque::new(), closing: 2 };
         self.places.push_back(Place::Value(Box::new(value)));
+    }
+
+    /// Whether buffers are filled or on their way.
+    pub fn has_tail_reads(&self) -> bool {
+        self.tails > 0
     }
 
     /// How many buffers this connection may have, [`TAIL_READS`] to [`TAIL_READS_MAX`]. It keeps those it has.
@@ -164,7 +181,7 @@ impl Output {
     /// after all. Also finds pieces that are in RAM.
     pub fn poll_read(&mut self) -> Option<TailRead> {
         let (mut earliest, mut ahead_bytes) = (true, 0);
-        let window_bytes = self.tails_max.max(WINDOW_SEGMENTS) as u64 * SEGMENT_BYTES_MAX;
+        let window_bytes = self.window_bytes();
         for (at, place) in self.places.iter_mut().enumerate() {
             let Place::Value(value) = place else { continue };
             for index in 0..value.pinned.pieces().len() - value.piece {
@@ -301,6 +318,7 @@ impl Output {
             let others = value.slots.iter().filter(|slot| matches!(slot, Slot::Staged(_))).count();
             self.tails -= others;
             self.values -= 1;
+            self.value_bytes -= object.len();
             self.places.pop_front();
             self.compact();
             return Some(Failure::Missed(object));
@@ -386,6 +404,7 @@ impl Output {
                         let len = value.pinned.pieces()[value.piece].len as usize;
                         let sent = count.min(len - value.sent);
                         value.sent += sent;
+                        self.value_bytes -= sent as u64;
                         count -= sent;
                         if value.sent < len {
                             break;
@@ -437,9 +456,27 @@ impl Output {
         if self.text_sent == self.text.len() {
             self.text.clear();
             self.text_sent = 0;
-        } else if self.text_sent >= TEXT_BYTES_MAX {
+        } else if self.text_sent >= SENT_TEXT_BYTES_MAX {
             self.text.drain(..self.text_sent);
             self.text_sent = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It kept as much again of what was sent already.
+    #[test]
+    fn text_of_a_slow_peer_stays_near_its_bound() {
+        let mut output = Output::default();
+        for _ in 0..100 {
+            while !output.is_long() {
+                output.text(|out| out.extend_from_slice(&[b'x'; 100]));
+            }
+            output.handle_sent(3000);
+            assert!(output.text.len() <= TEXT_BYTES_MAX + 100 + SENT_TEXT_BYTES_MAX, "{}", output.text.len());
         }
     }
 }

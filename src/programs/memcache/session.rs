@@ -167,6 +167,11 @@ impl Session {
         self.output.set_tail_reads(count);
     }
 
+    /// Whether buffers of the disk are filled or on their way.
+    pub fn has_tail_reads(&self) -> bool {
+        self.output.has_tail_reads()
+    }
+
     /// What the owner must do next.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.exchange.poll_ask().map(Action::Ask).or_else(|| self.output.poll_read().map(Action::Read))

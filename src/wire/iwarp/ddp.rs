@@ -6,6 +6,8 @@
 //! untagged:  control (1) | RDMAP (1) | RDMAP's own (4) | queue (4) | MSN (4) | message offset (4)
 //! ```
 
+pub use crate::wire::seq::Msn;
+
 /// Octets of a tagged header.
 pub const TAGGED_BYTES: usize = 14;
 /// Octets of an untagged header.
@@ -15,20 +17,6 @@ const TAGGED: u8 = 0x80;
 const LAST: u8 = 0x40;
 const VERSION_MASK: u8 = 0x03;
 const VERSION: u8 = 1;
-
-/// Message Sequence Number of an untagged message: starts at 1, wraps modulo 2^32 (RFC 5041 §4.3). It wraps, so it has no
-/// order: ask whether it is the next one, never which is greater.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Msn(pub u32);
-
-impl Msn {
-    pub const FIRST: Self = Self(1);
-
-    /// The number after this one.
-    pub const fn next(self) -> Self {
-        Self(self.0.wrapping_add(1))
-    }
-}
 
 /// What every segment of a message that names its target has in front.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

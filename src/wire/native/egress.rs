@@ -140,7 +140,8 @@ pub enum Post {
         ready_to: RemoteAddress,
         ready: SlotWrite,
     },
-    /// A Read of 8 octets into [`READBACK_OFFSET`](super::ring::READBACK_OFFSET) of the own region (signalled).
+    /// A Read of 8 octets, little-endian (signalled): into a buffer of the connection, or into
+    /// [`READBACK_OFFSET`](super::ring::READBACK_OFFSET) of the own region. No other is in flight.
     Credits { id: WorkId, from: RemoteAddress },
 }
 
@@ -151,7 +152,7 @@ pub enum Completed {
     Control,
     /// A slot was sent from.
     Slot(TxSlot),
-    /// The peer's counter has landed: load it, and call [`Egress::handle_credits`].
+    /// The peer's counter has come: give it to [`Egress::handle_credits`].
     Credits,
 }
 
@@ -196,7 +197,14 @@ pub struct Egress {
     /// Posted places that nobody was told of.
     posted: usize,
     release: Option<BulkSequence>,
-    waits_for_slot: bool,
+    /// What the peer must do before something that is ready can be posted, and since when.
+    held_up: Option<(HeldUpBy, Duration)>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum HeldUpBy {
+    Slot,
+    Window,
 }
 
 impl Egress {
@@ -215,7 +223,7 @@ impl Egress {
         let places_max = (credits.slot_count() as usize).saturating_mul(2);
         let queue = SendQueue { depth: queue_depth, posted: 0, retired: 0, signaled: VecDeque::new() };
         let places = VecDeque::new();
-        Self { peer, credits, windows, queue, places, places_max, posted: 0, release: None, waits_for_slot: false }
+        Self { peer, credits, windows, queue, places, places_max, posted: 0, release: None, held_up: None }
     }
 
     /// Places that are left, of twice as many as the peer's ring has slots.
@@ -349,6 +357,13 @@ impl Egress {
         }
     }
 
+    /// Gives memory back while no place is taken.
+    pub fn rest(&mut self) {
+        if self.places.is_empty() {
+            self.places = VecDeque::new();
+        }
+    }
+
     /// The queue pair is gone and nothing of it is under way: all slots that were posted or filled.
     pub fn take_slots(&mut self) -> Vec<TxSlot> {
         let posted = self.queue.signaled.drain(..).filter_map(|(_, completed)| match completed {
@@ -367,28 +382,40 @@ impl Egress {
     /// # Errors
     /// [`Poison`]: a sequence is used up.
     pub fn poll_post(&mut self, now: Duration) -> Result<Option<Post>, Poison> {
-        self.waits_for_slot = false;
         if let Some(sequence) = self.release {
-            if self.queue.has_room(1) && self.credits.is_free(Purpose::Release) {
-                self.release = None;
-                return self.post_control(&Record::Release { sequence }).map(Some);
+            if !self.credits.is_free(Purpose::Release) {
+                // Nothing overtakes it.
+                self.hold_up(HeldUpBy::Slot, now);
+                return Ok(self.poll_credits(now, true));
             }
-            // Nothing overtakes it.
-            return Ok(self.poll_credits(now, true));
+            if !self.queue.has_room(1) {
+                return Ok(None);
+            }
+            self.release = None;
+            return self.post_control(&Record::Release { sequence }).map(Some);
         }
-        let Some(front) = self.places.front() else { return Ok(None) };
+        let Some(front) = self.places.front() else {
+            self.held_up = None;
+            return Ok(None);
+        };
         let (is_ready, work_count) = match (&front.place, &front.state) {
             (Place::Inline { part_of: Some(PartOf::Line { held_by, .. }), .. }, _) => (self.is_filled(*held_by), 1),
             (Place::Inline { .. }, _) => (true, 1),
-            (Place::Body { .. }, State::Filled(_)) => (self.windows.is_free(), 2),
-            (Place::Body { .. }, _) => (false, 2),
+            (Place::Body { .. }, state) => (matches!(state, State::Filled(_)), 2),
         };
         if !is_ready {
+            self.held_up = None;
+            return Ok(None);
+        }
+        if work_count == 2 && !self.windows.is_free() {
+            self.hold_up(HeldUpBy::Window, now);
             return Ok(None);
         }
         if !self.credits.is_free(Purpose::Stream) {
+            self.hold_up(HeldUpBy::Slot, now);
             return Ok(self.poll_credits(now, true));
         }
+        self.held_up = None;
         if let Some(read) = self.poll_credits(now, false) {
             return Ok(Some(read));
         }
@@ -411,12 +438,22 @@ impl Egress {
 
     /// When [`Egress::poll_post`] has to be called again though nothing happened.
     pub fn deadline(&self) -> Option<Duration> {
-        self.credits.deadline().filter(|_| self.waits_for_slot)
+        self.credits.deadline().filter(|_| matches!(self.held_up, Some((HeldUpBy::Slot, _))))
+    }
+
+    /// Since when something is ready and waits for the peer to consume a record or to release a window.
+    pub fn held_up_since(&self) -> Option<Duration> {
+        self.held_up.map(|(_, since)| since)
+    }
+
+    fn hold_up(&mut self, by: HeldUpBy, now: Duration) {
+        if self.held_up.is_none_or(|(before, _)| before != by) {
+            self.held_up = Some((by, now));
+        }
     }
 
     /// A Read of the peer's counter, if one is due: because something waits for it, or to look ahead.
     fn poll_credits(&mut self, now: Duration, waiting: bool) -> Option<Post> {
-        self.waits_for_slot |= waiting;
         let worth = waiting || self.credits.is_low() && self.credits.deadline().is_none();
         if !worth || !self.queue.has_room(1) || !self.credits.poll_read(now) {
             return None;

@@ -4,7 +4,7 @@
 //!              own memory                                          posts
 //!                 | poll_ring                            poll_post   ^
 //!                 v                                                  |
-//!   ControlRing, RxWindows --> Inbound --> machine ... Outbound --> Egress <-- handle_completion
+//!                 Intake --------> Inbound --> machine ... Outbound --> Egress <-- handle_completion
 //!                                (step)     (text, value) |          ^
 //!                                                         v          | handle_filled
 //!                                                      TxSlots -- poll_fill --> memory or disk
@@ -17,12 +17,12 @@
 use super::conversation::{Conversation, Step};
 use super::descriptor::{Descriptor, Negotiated};
 use super::egress::{Completed, Egress, Failure, Post, WorkId};
+use super::intake::{Arrival, Intake, Look};
 use super::poison::Poison;
-use super::record::Record;
 use super::requester::{Answer, Requester, Shape};
-use super::ring::{ControlRing, READBACK_OFFSET, RingMemory};
+use super::ring::RingMemory;
 use super::stream::{Inbound, Outbound, Piece, Value};
-use super::window::{FailedFill, Grant, RxLease, RxWindows, Ticket, TxSlots};
+use super::window::{FailedFill, Grant, Releases, RxLease, Ticket, TxSlots};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -35,7 +35,7 @@ pub struct Settings {
     pub queue_depth: u32,
     /// See [`Inbound::new`].
     pub pipeline_bytes_max: usize,
-    /// How long unread text may fill the pipeline.
+    /// How long unread text may fill the pipeline, and how long what is ready to be sent may wait for the peer.
     pub stall_timeout: Duration,
 }
 
@@ -47,6 +47,8 @@ pub enum EndCause {
     Poison(#[from] Poison),
     #[error("more requests than are kept, and none of them moved")]
     PipelineTooDeep,
+    #[error("the peer consumed nothing and released nothing for too long, and something waits for it")]
+    Stalled,
     #[error("the octets of a value were lost after its line had left")]
     FailedRead,
 }
@@ -57,6 +59,7 @@ impl EndCause {
         match self {
             Self::Poison(poison) => poison.cause(),
             Self::PipelineTooDeep => "pipeline_too_deep",
+            Self::Stalled => "stalled",
             Self::FailedRead => "failed_read",
         }
     }
@@ -72,7 +75,7 @@ pub enum FailedPiece<V> {
 }
 
 /// One side of a connection. `V` is what the owner finds the octets of a value by; `M` the half of the conversation:
-/// [`Conversation`](super::conversation::Conversation) or [`Requester`](super::requester::Requester).
+/// [`Conversation`] or [`Requester`].
 #[derive(Debug)]
 pub struct Endpoint<V, M> {
     /// What came and was not read.
@@ -81,8 +84,8 @@ pub struct Endpoint<V, M> {
     pub outbound: Outbound<V>,
     /// Reads `inbound`.
     pub machine: M,
-    ring: ControlRing,
-    windows: RxWindows,
+    intake: Intake,
+    releases: Releases,
     slots: TxSlots<Piece<V>>,
     egress: Egress,
     /// Since when the next record has not fitted, and what was read by then.
@@ -96,12 +99,13 @@ impl<V: Clone, M> Endpoint<V, M> {
     pub fn new(settings: Settings, machine: M) -> Self {
         let Settings { own, peer, queue_depth, pipeline_bytes_max, stall_timeout } = settings;
         let limits = Negotiated::between(own.windows, peer.windows);
+        let intake = Intake::new(own.ring, own.windows, limits);
         Self {
             inbound: Inbound::new(pipeline_bytes_max),
             outbound: Outbound::new(limits.fragment_bytes_max),
             machine,
-            ring: ControlRing::new(own.ring.slot_count()),
-            windows: RxWindows::new(own.windows, limits),
+            releases: intake.releases(),
+            intake,
             slots: TxSlots::new(own.windows.window_count()),
             egress: Egress::new(peer, limits, queue_depth),
             full: None,
@@ -117,23 +121,17 @@ impl<V: Clone, M> Endpoint<V, M> {
     pub fn poll_ring(&mut self, memory: &impl RingMemory, now: Duration, count_max: usize) -> Result<usize, EndCause> {
         let mut count = 0;
         while count < count_max && !self.ended {
-            let Some(copy) = self.ring.poll(memory).map_err(Poison::from)? else { break };
-            match Record::decode(copy.octets()).map_err(Poison::from)? {
-                Record::Inline(text) => {
-                    if text.len() > self.inbound.room() {
-                        self.handle_full(now)?;
-                        break;
-                    }
-                    self.inbound.handle_inline(text);
+            match self.intake.poll(memory, self.inbound.room())? {
+                Look::Empty => break,
+                Look::Full => {
+                    self.handle_full(now)?;
+                    break;
                 }
-                Record::Ready { sequence, len } => {
-                    let lease = self.windows.handle_ready(sequence, len)?;
-                    self.inbound.handle_ready(lease);
-                }
-                Record::Release { sequence } => self.egress.handle_released(sequence)?,
+                Look::Arrived(Arrival::Inline(text)) => self.inbound.handle_inline(text.as_bytes()),
+                Look::Arrived(Arrival::Ready(lease)) => self.inbound.handle_ready(lease),
+                Look::Arrived(Arrival::Released(sequence)) => self.egress.handle_released(sequence)?,
             }
             self.full = None;
-            self.ring.consume(memory);
             self.egress.handle_record();
             count += 1;
         }
@@ -194,15 +192,20 @@ impl<V: Clone, M> Endpoint<V, M> {
         }
     }
 
-    /// A signalled work request is done.
+    /// A signalled work request is done. `counter` gives what the last Read found; it is asked only where that is over.
     ///
     /// # Errors
     /// [`EndCause`].
-    pub fn handle_completion(&mut self, id: WorkId, memory: &impl RingMemory, now: Duration) -> Result<(), EndCause> {
+    pub fn handle_completion(
+        &mut self,
+        id: WorkId,
+        counter: impl FnOnce() -> u64,
+        now: Duration,
+    ) -> Result<(), EndCause> {
         match self.egress.handle_completion(id)? {
             Completed::Control => {}
             Completed::Slot(slot) => self.slots.handle_retired(slot),
-            Completed::Credits => self.egress.handle_credits(memory.load(READBACK_OFFSET), now)?,
+            Completed::Credits => self.egress.handle_credits(counter(), now)?,
         }
         Ok(())
     }
@@ -215,12 +218,15 @@ impl<V: Clone, M> Endpoint<V, M> {
         if self.ended {
             return Ok(None);
         }
-        if let Some(sequence) = self.windows.releases().poll() {
+        if let Some(sequence) = self.releases.poll() {
             self.egress.handle_release_due(sequence);
         }
         let post = self.egress.poll_post(now)?;
         if post.is_none() && self.egress.broken().is_some() {
             return Err(EndCause::FailedRead);
+        }
+        if self.egress.held_up_since().is_some_and(|since| now >= since + self.stall_timeout) {
+            return Err(EndCause::Stalled);
         }
         Ok(post)
     }
@@ -232,13 +238,24 @@ impl<V: Clone, M> Endpoint<V, M> {
 
     /// When to call [`Endpoint::poll_ring`] and [`Endpoint::poll_post`] again though nothing happened.
     pub fn deadline(&self) -> Option<Duration> {
-        let full = self.full.map(|(since, _)| since + self.stall_timeout);
-        [full, self.egress.deadline()].into_iter().flatten().min().filter(|_| !self.ended)
+        let stalled = [self.full.map(|(since, _)| since), self.egress.held_up_since()].into_iter().flatten().min();
+        [stalled.map(|since| since + self.stall_timeout), self.egress.deadline()]
+            .into_iter()
+            .flatten()
+            .min()
+            .filter(|_| !self.ended)
     }
 
     /// Nothing is on its way in or out.
     pub fn is_idle(&self) -> bool {
         self.inbound.is_empty() && self.outbound.is_empty() && self.egress.is_empty() && self.is_released()
+    }
+
+    /// Gives memory back that only a busy connection needs.
+    pub fn rest(&mut self) {
+        self.inbound.rest();
+        self.outbound.rest();
+        self.egress.rest();
     }
 
     /// The queue pair is gone and its last completion has come: nothing more is posted or granted.
@@ -251,7 +268,7 @@ impl<V: Clone, M> Endpoint<V, M> {
 
     /// Every slot is back and every lease dropped: the memory behind them can go.
     pub fn is_released(&self) -> bool {
-        self.slots.is_idle() && self.windows.releases().held() == 0
+        self.slots.is_idle() && self.releases.held() == 0
     }
 }
 
@@ -317,6 +334,7 @@ impl<V: Clone> Endpoint<V, Requester> {
 #[cfg(test)]
 mod tests {
     use super::super::descriptor::{Nonce, RemoteAddress, RemoteKey, RingGeometry, WindowGeometry};
+    use super::super::record::Record;
     use super::super::ring::SlotWrite;
     use super::super::ring::tests::TestRegion;
     use super::super::stream::PIPELINE_BYTES_MIN;
@@ -363,7 +381,7 @@ mod tests {
             while let Some(post) = self.endpoint.poll_post(Duration::ZERO).unwrap() {
                 if let Post::Body { id, .. } = post {
                     count += 1;
-                    self.endpoint.handle_completion(id, &self.region, Duration::ZERO).unwrap();
+                    self.endpoint.handle_completion(id, || panic!("no Read was posted"), Duration::ZERO).unwrap();
                     while let Some(grant) = self.endpoint.poll_fill() {
                         self.endpoint.handle_filled(grant.ticket);
                     }
@@ -419,6 +437,25 @@ mod tests {
         }
         assert_eq!(poll(&mut served, STALL), Ok(fitting));
         assert_eq!(poll(&mut served, STALL * 2), Err(EndCause::PipelineTooDeep));
+    }
+
+    #[test]
+    fn a_peer_that_releases_nothing_ends_the_connection() {
+        let mut served = Served::new();
+        let value = Value { source: (), len: 4 * 4096, quick_len: 4 * 4096 };
+        served.endpoint.outbound.value(b"VALUE k 0 16384\r\n", value);
+        assert_eq!(served.bodies(), 2);
+        assert_eq!(served.endpoint.deadline(), Some(STALL));
+        served.come(&Record::Release { sequence: BulkSequence::FIRST });
+        let now = STALL - Duration::from_secs(1);
+        assert_eq!(served.endpoint.poll_ring(&served.region, now, 9), Ok(1));
+        assert!(matches!(served.endpoint.poll_post(now), Ok(Some(Post::Body { .. }))));
+        assert!(matches!(served.endpoint.poll_post(now), Ok(None)));
+        // A release that says nothing new does not count as life.
+        served.come(&Record::Release { sequence: BulkSequence::FIRST });
+        assert_eq!(served.endpoint.poll_ring(&served.region, STALL, 9), Ok(1));
+        assert_eq!(served.endpoint.deadline(), Some(now + STALL));
+        assert_eq!(served.endpoint.poll_post(now + STALL).unwrap_err(), EndCause::Stalled);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! | [`ring`], [`record`] | slots, commit words, control records |
 //! | [`credit`] | free slots of the peer's ring |
 //! | [`window`] | the peer's windows, our leases, our slots |
+//! | [`intake`] | the one way in: ring and windows as what they bring |
 //! | [`egress`] | the one way out: places in order, posts |
 //! | [`stream`] | the octet stream in and out: text and windows, text and values |
 //! | [`conversation`], [`requester`] | the server's and the client's half of memcache over that stream |
@@ -19,6 +20,7 @@ pub mod credit;
 pub mod descriptor;
 pub mod egress;
 pub mod endpoint;
+pub mod intake;
 pub mod poison;
 pub mod record;
 pub mod requester;
