@@ -363,7 +363,7 @@ fn what_makes_no_sense_is_exit_code_64_and_who_is_away_69() {
     let gone = format!("memcache://127.0.0.1:{port}");
     assert_fails(&run(&gone, &["get", "k"]), 69, &gone);
     assert_fails(&run("memcache+unix:/nonexistent/socket", &["get", "k"]), 69, "/nonexistent/socket");
-    assert_fails(&run("native+iwarp://host:1", &["get", "k"]), 64, "memcache://HOST:PORT");
+    assert_fails(&run("native+verbs://host:1", &["get", "k"]), 64, "memcache://HOST:PORT");
     let good = good_server();
     assert_fails(&run(&good.url, &["get", "two words"]), 64, "key");
     assert_fails(&run(&good.url, &["put", "k", "/nonexistent"]), 64, "/nonexistent");

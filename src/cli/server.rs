@@ -1,7 +1,7 @@
 //! Flags of every subcommand that talks to a server.
 
-use bulkhead::client::{Client, ClientError, Options, ServerUrl};
-use bulkhead::config::TimeSpan;
+use bulkhead::client::{AnyClient, ClientError, Geometry, Options, ServerUrl};
+use bulkhead::config::{ByteSize, TimeSpan};
 use clap::Args;
 
 const SERVER_VARIABLE: &str = "BULKHEAD_SERVER";
@@ -9,12 +9,22 @@ const SERVER_DEFAULT: &str = "memcache://127.0.0.1:11211";
 
 #[derive(Args, Debug)]
 pub struct ServerArgs {
-    /// memcache://HOST:PORT or memcache+unix:/path [default: $BULKHEAD_SERVER, else memcache://127.0.0.1:11211]
+    /// memcache://HOST:PORT, memcache+unix:/path or native+iwarp://HOST:PORT[?crc=off] [default: $BULKHEAD_SERVER,
+    /// else memcache://127.0.0.1:11211]
     #[arg(long, value_name = "URL")]
     server: Option<ServerUrl>,
     /// Give up when no octet moves for this long
     #[arg(long, value_name = "TIME", default_value = "60s")]
     timeout: TimeSpan,
+    /// Native servers: octets of a window, a power of two from 4KiB on
+    #[arg(long, value_name = "SIZE", default_value = "256KiB")]
+    window: ByteSize,
+    /// Native servers: windows to receive into, and as many to send from
+    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    windows: u32,
+    /// Native servers: octets of the control ring
+    #[arg(long, value_name = "SIZE", default_value = "64KiB")]
+    ring: ByteSize,
 }
 
 impl ServerArgs {
@@ -29,10 +39,11 @@ impl ServerArgs {
     }
 
     pub fn options(&self) -> Options {
-        Options { io_timeout: self.timeout.0, ..Options::default() }
+        let geometry = Geometry { ring_bytes: self.ring.0, window_bytes: self.window.0, window_count: self.windows };
+        Options { io_timeout: self.timeout.0, geometry, ..Options::default() }
     }
 
-    pub fn connect(&self) -> Result<Client, ClientError> {
-        Client::connect(self.url()?, self.options())
+    pub fn connect(&self) -> Result<AnyClient, ClientError> {
+        AnyClient::connect(self.url()?, self.options())
     }
 }

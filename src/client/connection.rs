@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::native::Geometry;
 use super::{ClientError, ServerUrl, Stream};
 
 /// Longest key that memcache text carries, in octets.
@@ -13,9 +14,9 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// Longest line of a reply, in octets. A VALUE line has at most 250 of key and 60 of numbers; stats lines are longer.
 const LINE_BYTES_MAX: usize = 8 << 10;
 /// Most lines of one `stats` reply.
-const STATS_COUNT_MAX: usize = 100_000;
+pub(super) const STATS_COUNT_MAX: usize = 100_000;
 /// A body nobody asked to see is read to its end up to this length; beyond it a new connection is cheaper.
-const DRAIN_BYTES_MAX: u64 = 64 << 10;
+pub(super) const DRAIN_BYTES_MAX: u64 = 64 << 10;
 /// How often a writer that cannot write looks whether the server has answered already.
 const WRITE_TURN: Duration = Duration::from_millis(100);
 /// Above this many seconds memcache takes an expiry for a date.
@@ -28,11 +29,17 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// Bound on standing still: no octet moved either way. Above the server's `reserve_wait`, or a writer gives up first.
     pub io_timeout: Duration,
+    /// Own ring and windows of a native connection.
+    pub geometry: Geometry,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { connect_timeout: Duration::from_secs(5), io_timeout: Duration::from_secs(60) }
+        Self {
+            connect_timeout: Duration::from_secs(5),
+            io_timeout: Duration::from_secs(60),
+            geometry: Geometry::default(),
+        }
     }
 }
 
@@ -535,7 +542,7 @@ fn read_some(from: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
 }
 
 /// `verb key`, if the key can stand in a line.
-fn command(verb: &[u8], key: &[u8]) -> Result<Vec<u8>, ClientError> {
+pub(super) fn command(verb: &[u8], key: &[u8]) -> Result<Vec<u8>, ClientError> {
     let is_sendable = (1..=KEY_BYTES_MAX).contains(&key.len()) && !key.iter().any(|octet| b" \r\n\0".contains(octet));
     if !is_sendable {
         return Err(ClientError::Key { len: key.len() });
@@ -560,7 +567,7 @@ fn parse_value_line(line: &[u8], key: &[u8]) -> Option<Info> {
 }
 
 /// Memcache's expiry: 0 never, up to 30 days a number of seconds, beyond that a date.
-fn expiry(ttl: Option<Duration>) -> u64 {
+pub(super) fn expiry(ttl: Option<Duration>) -> u64 {
     let Some(ttl) = ttl else { return 0 };
     let seconds = ttl.as_secs().saturating_add(u64::from(ttl.subsec_nanos() > 0)).max(1);
     if seconds <= RELATIVE_EXPIRY_SECONDS_MAX {
@@ -571,7 +578,7 @@ fn expiry(ttl: Option<Duration>) -> u64 {
 }
 
 /// The front of what a peer sent, fit for a message.
-fn shown(octets: &[u8]) -> String {
+pub(super) fn shown(octets: &[u8]) -> String {
     const SHOWN_MAX: usize = 60;
     let front = &octets[..octets.len().min(SHOWN_MAX)];
     let more = if octets.len() > SHOWN_MAX { "…" } else { "" };

@@ -10,7 +10,10 @@ use crate::error::Exit;
 #[non_exhaustive]
 pub enum ClientError {
     /// The text names no server this client can reach.
-    #[error("`{url}`: {reason}; servers are named memcache://HOST:PORT or memcache+unix:/path")]
+    #[error(
+        "`{url}`: {reason}; servers are named memcache://HOST:PORT, memcache+unix:/path or \
+         native+iwarp://HOST:PORT[?crc=off]"
+    )]
     Url { url: String, reason: String },
     /// The key cannot be sent: 1 to 250 octets, none of them a space, CR, LF or NUL.
     #[error("the key has {len} octets or an octet that cannot be sent: want 1 to 250 without space, CR, LF and NUL")]

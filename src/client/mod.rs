@@ -1,4 +1,4 @@
-//! The client library: blocking, over std's sockets, without actix.
+//! The client library: without actix, blocking over std's sockets, or native over a fabric.
 //!
 //! ```no_run
 //! use bulkhead::client::{Client, Options};
@@ -17,17 +17,23 @@
 //!
 //! | part | what it is |
 //! |---|---|
-//! | [`ServerUrl`] | names a server: `memcache://HOST:PORT`, `memcache+unix:/path` |
+//! | [`ServerUrl`] | names a server: `memcache://HOST:PORT`, `memcache+unix:/path`, `native+iwarp://HOST:PORT` |
 //! | [`Client`] | one conversation at a time with one server; values stream through one buffer of 256 KiB |
+//! | [`NativeClient`], [`AsyncClient`] | the native protocol: reads that land in the caller's memory, requests in flight |
+//! | [`AnyClient`] | whichever of the blocking two a URL asks for |
 //! | [`Stream`] | a connected socket, for callers that speak the protocol themselves |
 //! | [`ClientError`] | who is at fault, and the exit code that says so |
 
+mod any;
 mod connection;
 mod error;
+pub mod native;
 mod stream;
 mod url;
 
+pub use any::AnyClient;
 pub use connection::{Client, Info, KEY_BYTES_MAX, Options};
 pub use error::ClientError;
+pub use native::{AsyncClient, Geometry, NativeClient, Outcome};
 pub use stream::Stream;
 pub use url::ServerUrl;

@@ -30,6 +30,9 @@ impl Stream {
                 socket.connect_timeout(&SockAddr::unix(path)?, timeout)?;
                 Ok(Self::Unix(socket.into()))
             }),
+            ServerUrl::NativeIwarp { .. } | ServerUrl::Native { .. } => {
+                Err(io::Error::new(io::ErrorKind::Unsupported, "no stream of octets leads to a native server"))
+            }
         };
         connected.map_err(|source| ClientError::Unreachable { url: url.clone(), source })
     }

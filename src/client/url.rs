@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use super::ClientError;
 use crate::config::UNIX_PATH_BYTES_MAX;
+use crate::fabric::Address;
 
 /// A server and the way to it.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
@@ -15,9 +16,22 @@ pub enum ServerUrl {
     Memcache { host: String, port: u16 },
     /// `memcache+unix:/path`: memcache text over a Unix socket.
     MemcacheUnix { path: PathBuf },
+    /// `native+iwarp://HOST:PORT[?crc=off]`: the native protocol over iWARP. The port is 11212 if none is given. CRCs
+    /// are used unless both sides do without.
+    NativeIwarp { host: String, port: u16, crc: bool },
+    /// A native server at an address of a fabric that the program itself has. No text names it.
+    Native { fabric: &'static str, address: Address },
 }
 
 const PORT_DEFAULT: u16 = 11211;
+const NATIVE_PORT_DEFAULT: u16 = 11212;
+
+impl ServerUrl {
+    /// The native protocol is spoken there.
+    pub const fn is_native(&self) -> bool {
+        matches!(self, Self::NativeIwarp { .. } | Self::Native { .. })
+    }
+}
 
 impl FromStr for ServerUrl {
     type Err = ClientError;
@@ -29,8 +43,20 @@ impl FromStr for ServerUrl {
             "memcache" => {
                 let place = rest.strip_prefix("//").ok_or_else(|| wrong("no // after the scheme".to_owned()))?;
                 let place = place.strip_suffix('/').unwrap_or(place);
-                let (host, port) = host_and_port(place).map_err(wrong)?;
+                let (host, port) = host_and_port(place, PORT_DEFAULT).map_err(wrong)?;
                 Ok(Self::Memcache { host, port })
+            }
+            "native+iwarp" => {
+                let place = rest.strip_prefix("//").ok_or_else(|| wrong("no // after the scheme".to_owned()))?;
+                let (place, query) = place.split_once('?').map_or((place, None), |(place, query)| (place, Some(query)));
+                let crc = match query {
+                    None | Some("crc=on") => true,
+                    Some("crc=off") => false,
+                    Some(query) => return Err(wrong(format!("`{query}` is neither crc=on nor crc=off"))),
+                };
+                let place = place.strip_suffix('/').unwrap_or(place);
+                let (host, port) = host_and_port(place, NATIVE_PORT_DEFAULT).map_err(wrong)?;
+                Ok(Self::NativeIwarp { host, port, crc })
             }
             "memcache+unix" => {
                 let path = match rest.strip_prefix("//") {
@@ -51,7 +77,7 @@ impl FromStr for ServerUrl {
     }
 }
 
-fn host_and_port(place: &str) -> Result<(String, u16), String> {
+fn host_and_port(place: &str, port_default: u16) -> Result<(String, u16), String> {
     // In brackets, the colons belong to the address.
     let (host, port) = match place.strip_prefix('[') {
         Some(rest) => {
@@ -73,17 +99,29 @@ fn host_and_port(place: &str) -> Result<(String, u16), String> {
     }
     let port = match port {
         Some(port) => port.parse().ok().filter(|port| *port != 0).ok_or_else(|| format!("`{port}` is no port"))?,
-        None => PORT_DEFAULT,
+        None => port_default,
     };
     Ok((host.to_owned(), port))
 }
 
 impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = |f: &mut fmt::Formatter<'_>, host: &str, port: u16| match host.contains(':') {
+            true => write!(f, "[{host}]:{port}"),
+            false => write!(f, "{host}:{port}"),
+        };
         match self {
-            Self::Memcache { host, port } if host.contains(':') => write!(f, "memcache://[{host}]:{port}"),
-            Self::Memcache { host, port } => write!(f, "memcache://{host}:{port}"),
+            Self::Memcache { host, port } => {
+                f.write_str("memcache://")?;
+                place(f, host, *port)
+            }
             Self::MemcacheUnix { path } => write!(f, "memcache+unix:{}", path.display()),
+            Self::NativeIwarp { host, port, crc } => {
+                f.write_str("native+iwarp://")?;
+                place(f, host, *port)?;
+                if *crc { Ok(()) } else { f.write_str("?crc=off") }
+            }
+            Self::Native { fabric, address } => write!(f, "native+{fabric}:{address}"),
         }
     }
 }
@@ -94,9 +132,14 @@ mod tests {
 
     #[test]
     fn urls_print_what_they_parse() {
-        for url in
-            ["memcache://127.0.0.1:11211", "memcache://[::1]:7", "memcache://host.example:80", "memcache+unix:/a/b"]
-        {
+        for url in [
+            "memcache://127.0.0.1:11211",
+            "memcache://[::1]:7",
+            "memcache://host.example:80",
+            "memcache+unix:/a/b",
+            "native+iwarp://127.0.0.1:11212",
+            "native+iwarp://[::1]:7?crc=off",
+        ] {
             assert_eq!(url.parse::<ServerUrl>().unwrap().to_string(), url);
         }
         for (url, same) in [
@@ -104,6 +147,9 @@ mod tests {
             ("memcache://[::1]", "memcache://[::1]:11211"),
             ("memcache://host:1/", "memcache://host:1"),
             ("memcache+unix:///a/b", "memcache+unix:/a/b"),
+            ("native+iwarp://host", "native+iwarp://host:11212"),
+            ("native+iwarp://host/?crc=on", "native+iwarp://host:11212"),
+            ("native+iwarp://host?crc=off", "native+iwarp://host:11212?crc=off"),
         ] {
             assert_eq!(url.parse::<ServerUrl>().unwrap().to_string(), same);
         }
@@ -117,7 +163,12 @@ mod tests {
             "host",
             "host:1",
             "http://host:1",
-            "native+iwarp://host:11212",
+            "native+verbs://host:11212",
+            "native+iwarp:host:11212",
+            "native+iwarp://host:11212?crc=maybe",
+            "native+iwarp://host:11212?crc=off&crc=on",
+            "native+iwarp://host:11212?",
+            "native+iwarp://?crc=off",
             "rpc+verbs://host:1",
             "memcache:host:1",
             "memcache://",
@@ -140,7 +191,9 @@ mod tests {
             let err = url.parse::<ServerUrl>().expect_err(url);
             assert_eq!(err.exit_code(), crate::error::Exit::Usage);
             let text = err.to_string();
-            assert!(text.contains("memcache://HOST:PORT") && text.contains("memcache+unix:/path"), "{text}");
+            for known in ["memcache://HOST:PORT", "memcache+unix:/path", "native+iwarp://HOST:PORT"] {
+                assert!(text.contains(known), "{text}");
+            }
         }
     }
 }

@@ -460,6 +460,15 @@ pub fn watch(lane: &dyn Lane) -> io::Result<AsyncFd<File>> {
     sys::watch(File::from(lane.descriptor().try_clone_to_owned()?))
 }
 
+/// Puts this thread to sleep until [`Lane::descriptor`] is readable or `until` has come (`None`: no such time), after
+/// [`Lane::arm`] and one more [`Lane::progress`] without news. It may wake for no reason.
+///
+/// # Errors
+/// What the system says.
+pub fn sleep(lane: &dyn Lane, until: Option<Instant>) -> io::Result<()> {
+    sys::wait_readable(lane.descriptor(), until.map(|until| until.saturating_duration_since(Instant::now())))
+}
+
 /// Accepts peers at one address, for as long as it lives.
 pub trait Listener: Send + Sync + fmt::Debug {
     /// The address in use; of port 0, the port that was found.

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -33,6 +34,25 @@ pub fn eventfd() -> io::Result<OwnedFd> {
 pub fn watch(file: File) -> io::Result<AsyncFd<File>> {
     // SAFETY: the `AsyncFd` owns `file`, which names one descriptor from here to its drop.
     Ok(unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }?)
+}
+
+/// Sleeps until `fd` is readable or has failed, or `timeout` has passed; `None` waits for ever. A signal ends it early.
+///
+/// # Errors
+/// What `ppoll` says, a signal aside.
+pub(super) fn wait_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<()> {
+    let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let until = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let until = until.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: `entry` is valid for one entry and `until` null or a valid time; both outlive the call, no mask is passed.
+    if unsafe { libc::ppoll(&mut entry, 1, until, std::ptr::null()) } < 0 {
+        let error = io::Error::last_os_error();
+        return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };
+    }
+    Ok(())
 }
 
 /// An eventfd that is written only while somebody means to sleep on it: ringing an awake lane costs one atomic swap.
@@ -191,6 +211,15 @@ mod tests {
         let mut ready = Vec::new();
         epoll.poll(&mut ready).unwrap();
         ready.iter().map(|ready| ready.token).collect()
+    }
+
+    #[test]
+    fn a_sleeper_wakes_by_the_bell_and_by_the_clock() {
+        let bell = Bell::new().unwrap();
+        wait_readable(bell.as_fd(), Some(Duration::from_nanos(1))).unwrap();
+        bell.arm();
+        bell.ring();
+        wait_readable(bell.as_fd(), None).unwrap();
     }
 
     #[test]

@@ -234,6 +234,55 @@ impl Driver {
         None
     }
 
+    /// What this driver is to do.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The items it takes its requests from.
+    pub fn items(&self) -> Arc<Vec<Item>> {
+        Arc::clone(&self.items)
+    }
+
+    /// The next request for a client that pipelines by itself, as the index of its item; `None` while the depth allows no
+    /// more, and once there is nothing more to ask.
+    pub fn next_request(&mut self) -> Option<usize> {
+        if self.in_flight.len() >= self.plan.depth {
+            return None;
+        }
+        let now = Instant::now();
+        self.is_dry |= self.asked >= self.plan.count_max || self.plan.deadline.is_some_and(|at| now >= at);
+        let index = self.next_item()?;
+        self.asked += 1;
+        self.in_flight.push_back(Flight { item: index, sent_at: now });
+        Some(index)
+    }
+
+    /// The item of the oldest request in flight.
+    pub fn oldest(&self) -> Option<usize> {
+        self.in_flight.front().map(|flight| flight.item)
+    }
+
+    /// The oldest request was done; `first_at` is when the first octet of its value was seen.
+    pub fn handle_value(&mut self, len: u64, first_at: Option<Instant>, is_right: bool) {
+        let now = Instant::now();
+        self.count_first_octet(first_at.unwrap_or(now));
+        self.tally.corrupt += u64::from(!is_right);
+        self.finish(now, |tally| tally.bytes += len);
+    }
+
+    /// The oldest request found nothing.
+    pub fn handle_miss(&mut self) {
+        self.finish(Instant::now(), |tally| tally.misses += 1);
+    }
+
+    /// The oldest request was refused.
+    pub fn handle_refusal(&mut self, reply: String) {
+        self.in_flight.pop_front();
+        self.tally.errors += 1;
+        self.tally.first_error.get_or_insert(reply);
+    }
+
     /// Writes once.
     ///
     /// # Errors
@@ -336,11 +385,7 @@ impl Driver {
                         self.finish(now, |tally| tally.bytes += bytes);
                     }
                     Reply::Miss => self.finish(now, |tally| tally.misses += 1),
-                    Reply::Refused(reply) => {
-                        self.in_flight.pop_front();
-                        self.tally.errors += 1;
-                        self.tally.first_error.get_or_insert(reply);
-                    }
+                    Reply::Refused(reply) => self.handle_refusal(reply),
                 }
                 Ok(true)
             }

@@ -2,19 +2,20 @@
 
 mod driver;
 mod histogram;
+mod native;
 mod phase;
 mod values;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bulkhead::client::{Client, Stream};
+use bulkhead::client::AnyClient;
 use bulkhead::config::TimeSpan;
 use bulkhead::error::Exit;
 use serde_json::json;
 
 use self::driver::{Driver, Op, Pick, Plan, Tally};
-use self::phase::Phase;
+use self::phase::{Connection, Phase};
 use self::values::{Item, SizeRange};
 use super::server::ServerArgs;
 use super::{Failure, print};
@@ -86,14 +87,14 @@ fn parse_prefix(text: &str) -> Result<String, String> {
 /// The parts of a run that every phase needs.
 struct Bench {
     items: Arc<Vec<Item>>,
-    streams: Vec<Stream>,
+    connections: Vec<Connection>,
     stall_timeout: Duration,
 }
 
 impl Bench {
     fn run(&mut self, plan: &Plan, time: Option<Duration>, is_random: bool) -> Result<Phase, Failure> {
-        let streams = std::mem::take(&mut self.streams);
-        let step = streams.len();
+        let connections = std::mem::take(&mut self.connections);
+        let step = connections.len();
         let make = |deadline: Option<Instant>, index: usize| {
             let pick = match is_random {
                 // Different for each connection, never zero, and the same in every run.
@@ -102,9 +103,9 @@ impl Bench {
             };
             Driver::new(Plan { deadline, ..plan.clone() }, Arc::clone(&self.items), pick)
         };
-        let phase = phase::run(streams, time, self.stall_timeout, make);
+        let phase = phase::run(connections, time, self.stall_timeout, make);
         let mut phase = phase.map_err(|err| Failure::new(Exit::Unavailable, format!("cannot run: {err}")))?;
-        self.streams = std::mem::take(&mut phase.streams);
+        self.connections = std::mem::take(&mut phase.connections);
         Ok(phase)
     }
 }
@@ -112,20 +113,13 @@ impl Bench {
 pub fn run(args: Args) -> Result<Exit, Failure> {
     let url = args.server.url()?;
     let options = args.server.options();
-    let version = Client::connect(url.clone(), options)?.version()?;
+    let version = AnyClient::connect(url.clone(), options)?.version()?;
     let pingpong = phase::pingpong_64_p50_us()
         .map_err(|err| Failure::new(Exit::Unavailable, format!("no ping-pong over loopback: {err}")))?;
-    let mut streams = Vec::new();
-    for _ in 0..args.connections {
-        let stream = Stream::connect(&url, options.connect_timeout)?;
-        let timeout = Some(options.io_timeout.max(Duration::from_millis(1)));
-        stream
-            .set_timeouts(timeout, timeout)
-            .map_err(|err| Failure::new(Exit::Unavailable, format!("cannot set a time-out: {err}")))?;
-        streams.push(stream);
-    }
+    let connections =
+        (0..args.connections).map(|_| Connection::connect(&url, options)).collect::<Result<Vec<_>, _>>()?;
     let items = Arc::new(values::items(&args.key_prefix, args.keys, args.size));
-    let mut bench = Bench { items, streams, stall_timeout: options.io_timeout };
+    let mut bench = Bench { items, connections, stall_timeout: options.io_timeout };
     let plan = Plan {
         op: args.op,
         depth: args.depth as usize,

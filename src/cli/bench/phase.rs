@@ -5,14 +5,37 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bulkhead::client::Stream;
+use bulkhead::client::{ClientError, NativeClient, Options, ServerUrl, Stream};
 use tokio::io::Interest;
 
 use super::driver::{Driver, Tally};
 use super::histogram::Histogram;
+use super::native;
 
 /// Up to so many connections each have a thread, which costs the fewest system calls.
 const THREADS_MAX: usize = 64;
+
+/// One connection to the server, of either kind.
+pub enum Connection {
+    Stream(Stream),
+    Native(Box<NativeClient>),
+}
+
+impl Connection {
+    /// # Errors
+    /// [`ClientError::Unreachable`], and for native servers those of [`NativeClient::connect`].
+    pub fn connect(url: &ServerUrl, options: Options) -> Result<Self, ClientError> {
+        if url.is_native() {
+            return NativeClient::connect(url.clone(), options).map(Box::new).map(Self::Native);
+        }
+        let stream = Stream::connect(url, options.connect_timeout)?;
+        let timeout = Some(options.io_timeout.max(Duration::from_millis(1)));
+        stream
+            .set_timeouts(timeout, timeout)
+            .map_err(|source| ClientError::Unreachable { url: url.clone(), source })?;
+        Ok(Self::Stream(stream))
+    }
+}
 
 /// What a phase gives.
 pub struct Phase {
@@ -22,7 +45,7 @@ pub struct Phase {
     /// User and system time of this process in that span.
     pub cpu_seconds: f64,
     /// The connections that still work.
-    pub streams: Vec<Stream>,
+    pub connections: Vec<Connection>,
 }
 
 /// Drives all connections until their drivers are finished. `make` gets the deadline and a connection's index.
@@ -30,22 +53,24 @@ pub struct Phase {
 /// # Errors
 /// Those of starting threads and poll loops.
 pub fn run(
-    streams: Vec<Stream>,
+    connections: Vec<Connection>,
     time: Option<Duration>,
     stall_timeout: Duration,
     make: impl Fn(Option<Instant>, usize) -> Driver + Sync,
 ) -> io::Result<Phase> {
-    let thread_count = match streams.len() {
-        count if count <= THREADS_MAX => count.max(1),
+    // A native client sleeps on its own lane, so each has a thread, however many there are.
+    let is_native = connections.iter().any(|connection| matches!(connection, Connection::Native(_)));
+    let thread_count = match connections.len() {
+        count if count <= THREADS_MAX || is_native => count.max(1),
         _ => thread::available_parallelism().map_or(1, |cores| cores.get()),
     };
-    let share = streams.len().div_ceil(thread_count).max(1);
-    let mut groups: Vec<Vec<(usize, Stream)>> = Vec::new();
-    for (index, stream) in streams.into_iter().enumerate() {
+    let share = connections.len().div_ceil(thread_count).max(1);
+    let mut groups: Vec<Vec<(usize, Connection)>> = Vec::new();
+    for (index, connection) in connections.into_iter().enumerate() {
         if index % share == 0 {
             groups.push(Vec::new());
         }
-        groups.last_mut().expect("pushed for index 0").push((index, stream));
+        groups.last_mut().expect("pushed for index 0").push((index, connection));
     }
     let (started, cpu_started) = (Instant::now(), cpu_seconds());
     let deadline = time.map(|time| started + time);
@@ -55,10 +80,13 @@ pub fn run(
         for group in groups {
             let spawned = thread::Builder::new().name("bench".to_owned()).spawn_scoped(scope, move || {
                 if share == 1 {
-                    let drive = |(index, stream)| drive_blocking(make(deadline, index), stream);
+                    let drive = |(index, connection)| drive_blocking(make(deadline, index), connection);
                     Ok(group.into_iter().map(drive).collect())
                 } else {
-                    let drivers = group.into_iter().map(|(index, stream)| (make(deadline, index), stream));
+                    let drivers = group.into_iter().filter_map(|(index, connection)| match connection {
+                        Connection::Stream(stream) => Some((make(deadline, index), stream)),
+                        Connection::Native(_) => None,
+                    });
                     drive_many(drivers.collect(), stall_timeout)
                 }
             })?;
@@ -72,33 +100,28 @@ pub fn run(
             thread::sleep(pause.min(Duration::from_millis(20)));
         }
         let (seconds, cpu_seconds) = (started.elapsed().as_secs_f64(), cpu_seconds() - cpu_started);
-        let (mut tally, mut streams) = (Tally::new(), Vec::new());
+        let (mut tally, mut connections) = (Tally::new(), Vec::new());
         for thread in threads {
             let driven: io::Result<Vec<_>> = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            for (part, stream) in driven? {
+            for (part, connection) in driven? {
                 tally.merge(part);
-                streams.extend(stream);
+                connections.extend(connection);
             }
         }
-        Ok(Phase { tally, seconds, cpu_seconds, streams })
+        Ok(Phase { tally, seconds, cpu_seconds, connections })
     })
 }
 
-fn drive_blocking(mut driver: Driver, mut stream: Stream) -> (Tally, Option<Stream>) {
-    let mut drive = || -> io::Result<()> {
-        loop {
-            // Requests are never so many that the server could stop reading them before it has sent a reply.
-            while driver.wants_write() {
-                driver.write_some(&mut stream)?;
-            }
-            if driver.is_finished() {
-                return Ok(());
-            }
-            driver.read_some(&mut stream)?;
-        }
+fn drive_blocking(mut driver: Driver, connection: Connection) -> (Tally, Option<Connection>) {
+    let driven = match connection {
+        Connection::Stream(stream) => drive_stream(&mut driver, stream).map(Connection::Stream),
+        Connection::Native(mut client) => match native::drive(&mut driver, &mut client) {
+            Ok(()) => Ok(Connection::Native(client)),
+            Err(err) => Err(io::Error::other(err)),
+        },
     };
-    match drive() {
-        Ok(()) => (driver.into_tally(), Some(stream)),
+    match driven {
+        Ok(connection) => (driver.into_tally(), Some(connection)),
         Err(err) => {
             driver.handle_failure(&err);
             (driver.into_tally(), None)
@@ -106,7 +129,20 @@ fn drive_blocking(mut driver: Driver, mut stream: Stream) -> (Tally, Option<Stre
     }
 }
 
-fn drive_many(drivers: Vec<(Driver, Stream)>, stall_timeout: Duration) -> io::Result<Vec<(Tally, Option<Stream>)>> {
+fn drive_stream(driver: &mut Driver, mut stream: Stream) -> io::Result<Stream> {
+    loop {
+        // Requests are never so many that the server could stop reading them before it has sent a reply.
+        while driver.wants_write() {
+            driver.write_some(&mut stream)?;
+        }
+        if driver.is_finished() {
+            return Ok(stream);
+        }
+        driver.read_some(&mut stream)?;
+    }
+}
+
+fn drive_many(drivers: Vec<(Driver, Stream)>, stall_timeout: Duration) -> io::Result<Vec<(Tally, Option<Connection>)>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let tasks: Vec<_> = drivers
@@ -121,7 +157,7 @@ fn drive_many(drivers: Vec<(Driver, Stream)>, stall_timeout: Duration) -> io::Re
     })
 }
 
-async fn drive_polled(mut driver: Driver, stream: Stream, stall_timeout: Duration) -> (Tally, Option<Stream>) {
+async fn drive_polled(mut driver: Driver, stream: Stream, stall_timeout: Duration) -> (Tally, Option<Connection>) {
     let drive = async {
         let mut socket = Polled::new(stream)?;
         loop {
@@ -150,7 +186,7 @@ async fn drive_polled(mut driver: Driver, stream: Stream, stall_timeout: Duratio
         }
     };
     match drive.await {
-        Ok(stream) => (driver.into_tally(), Some(stream)),
+        Ok(stream) => (driver.into_tally(), Some(Connection::Stream(stream))),
         Err(err) => {
             driver.handle_failure(&err);
             (driver.into_tally(), None)
