@@ -57,7 +57,7 @@ def started(process, url, admin=None):
 def bulkhead(memory, pool="9GiB"):
     pool_dir = tempfile.mkdtemp(prefix="pool-", dir=WORK)
     os.rmdir(pool_dir)
-    command = [*PRIORITY, "taskset", "-c", SERVER_CORE, BINARY, "serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0",
+    command = [*PRIORITY, "taskset", "-c", SERVER_CORE, BINARY, "serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--native", "off",
                "--memory", memory, "--lanes", "1", "--pool", f"{pool_dir}:{pool}", "--log-level", "warn"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     urls = {}

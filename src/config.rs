@@ -674,7 +674,7 @@ mod tests {
             ("[store]\ndisk_depth = 0", "0", "1024"),
             ("[store]\npools = [\"/a:5\"]", "/a", "5"),
             ("[store]\npools = [\"/a\", \"/a/b\"]", "/a", "/a/b"),
-            ("[listen]\nmemcache = []", "memcache", "unix"),
+            ("[listen]\nmemcache = []\nnative = []", "memcache", "unix"),
             ("[listen]\nadmin = \"127.0.0.1:11211\"", "127.0.0.1:11211", "twice"),
             ("[limits]\nline_bytes_max = 100", "100", "2048"),
             ("[limits]\nconnections_max = 0", "0", "1"),

@@ -410,7 +410,19 @@ fn the_printed_configuration_is_the_one_in_force() {
 fn serve_says_where_it_listens_keeps_its_pool_to_itself_and_ends_on_sigterm() {
     let dir = tempfile::tempdir().unwrap();
     let pool = format!("{}:64MiB", dir.path().join("pool").display());
-    let args = ["serve", "--memcache", "127.0.0.1:0", "--admin", "off", "--memory", "16MiB", "--pool", &pool];
+    let args = [
+        "serve",
+        "--memcache",
+        "127.0.0.1:0",
+        "--native",
+        "off",
+        "--admin",
+        "off",
+        "--memory",
+        "16MiB",
+        "--pool",
+        &pool,
+    ];
     let mut daemon = command("memcache://unused", &args).spawn().unwrap();
     let lines = BufReader::new(daemon.stdout.take().unwrap()).lines().map(Result::unwrap);
     let mut told = Vec::new();
@@ -443,7 +455,7 @@ fn a_bad_configuration_is_exit_code_78() {
     assert_fails(&run(url, &["serve", "--config", file.to_str().unwrap()]), 78, "memroy");
     assert_fails(&run(url, &["serve", "--config", "/nonexistent.toml"]), 78, "/nonexistent.toml");
     assert_fails(&run(url, &["serve", "--memory", "9MiB", "--head", "4MiB"]), 78, "quarter of store.memory = 9MiB");
-    assert_fails(&run(url, &["serve", "--memcache", "off"]), 78, "no door");
+    assert_fails(&run(url, &["serve", "--memcache", "off", "--native", "off"]), 78, "no door");
     assert_fails(&run(url, &["serve", "--log-level", "bulkhead=loudly"]), 78, "log.level");
     let output = command(url, &["serve"]).env("BULKHEAD_STORE__MEMROY", "1").output().unwrap();
     assert_fails(&output, 78, "memroy");

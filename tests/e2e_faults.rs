@@ -330,7 +330,10 @@ fn a_pool_directory_that_vanishes_takes_no_value_along() {
 /// `bulkhead serve` that is expected to fail: its exit code and its stderr.
 fn refused(args: &[&str], environment: &[(&str, &str)]) -> (i32, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bulkhead"));
-    command.arg("serve").args(["--memory", "32MiB", "--admin", "off", "--log-level", "error"]).args(args);
+    command
+        .arg("serve")
+        .args(["--memory", "32MiB", "--admin", "off", "--native", "off", "--log-level", "error"])
+        .args(args);
     command.envs(environment.iter().copied()).stdin(Stdio::null());
     let output = command.output().expect("it runs");
     assert!(output.stdout.is_empty(), "it said {:?}", String::from_utf8_lossy(&output.stdout));
@@ -422,7 +425,19 @@ struct Raw {
 impl Raw {
     fn start(pool: &str) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bulkhead"));
-        command.args(["serve", "--memory", "32MiB", "--admin", "off", "--memcache", "127.0.0.1:0", "--pool", pool]);
+        command.args([
+            "serve",
+            "--memory",
+            "32MiB",
+            "--admin",
+            "off",
+            "--native",
+            "off",
+            "--memcache",
+            "127.0.0.1:0",
+            "--pool",
+            pool,
+        ]);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it runs");
         let mut address = None;
         for line in BufReader::new(child.stdout.take().expect("a pipe")).lines() {

@@ -17,7 +17,7 @@ const EXAMPLES: &str = "\
 Examples:
   bulkhead serve
   bulkhead serve --memory 8GiB --pool /mnt/nvme0/bulkhead:500GiB --pool /mnt/nvme1/bulkhead
-  bulkhead serve --memcache off --unix /run/bulkhead.sock --admin off
+  bulkhead serve --memcache off --native off --unix /run/bulkhead.sock --admin off
   bulkhead serve --config /etc/bulkhead.toml --print-config
 
 Order: defaults < --config FILE < BULKHEAD_* environment (BULKHEAD_STORE__MEMORY=64MiB) < flags.
@@ -41,7 +41,7 @@ pub struct Args {
     /// Memcache text over a Unix socket (repeatable)
     #[arg(long, value_name = "PATH")]
     unix: Vec<PathBuf>,
-    /// The native protocol over a fabric, or `off` (repeatable) [default: off]
+    /// The native protocol over a fabric, or `off` (repeatable) [default: native+iwarp://127.0.0.1:11212]
     #[arg(long, value_name = "URL")]
     native: Vec<Switch<NativeAddress>>,
     /// Metrics and health over HTTP, or `off` [default: 127.0.0.1:11290]

@@ -15,9 +15,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use super::units::{list, text};
 use super::{
     Auto, ByteSize, Config, ConfigError, GIB, KIB, LimitsConfig, ListenConfig, LogConfig, LogFormat, MEMORY_BYTES_MIN,
-    MEMORY_STEP_BYTES, MIB, NativeAddress, NativeConfig, PoolConfig, Settings, StoreConfig, Switch, TimeSpan,
-    TimersConfig,
+    MEMORY_STEP_BYTES, MIB, NativeAddress, NativeConfig, NativeFabric, PoolConfig, Settings, StoreConfig, Switch,
+    TimeSpan, TimersConfig,
 };
+use crate::fabric::Address;
 use crate::wire::native::descriptor::{GeometryError, RingGeometry, WindowGeometry};
 use crate::wire::native::ring::SLOT_BYTES;
 
@@ -188,7 +189,10 @@ impl Default for ListenSection {
         Self {
             memcache: vec![SocketAddr::from(([127, 0, 0, 1], 11211))],
             unix: Vec::new(),
-            native: Vec::new(),
+            native: vec![NativeAddress {
+                fabric: NativeFabric::Iwarp { crc: true },
+                address: Address::Socket(([127, 0, 0, 1], 11212).into()),
+            }],
             admin: Switch::On(SocketAddr::from(([127, 0, 0, 1], 11290))),
         }
     }

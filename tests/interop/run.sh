@@ -37,7 +37,7 @@ stage() {
 }
 skip() { echo "SKIPPED: $1: $2"; }
 
-env -i PATH="$PATH" "$binary" serve --memcache 127.0.0.1:0 --admin off --memory 64MiB --pool "$scratch/pool:512MiB" \
+env -i PATH="$PATH" "$binary" serve --memcache 127.0.0.1:0 --native off --admin off --memory 64MiB --pool "$scratch/pool:512MiB" \
     >"$scratch/out" 2>"$scratch/log" &
 daemon=$!
 for _ in $(seq 100); do
