@@ -1,148 +1,213 @@
-//! The native client and the daemon: both doors meet one store.
+//! The native door of a whole daemon, over iWARP on sockets of loopback: two lanes, both doors, more than the memory holds.
 
-use bulkhead::client::{AsyncClient, Client, ClientError, Geometry, NativeClient, Options, Outcome, ServerUrl};
+use bulkhead::actors::{Handle, start};
+use bulkhead::config::{Config, NativeAddress};
+use bulkhead::fabric::iwarp::{Iwarp, Options};
+use bulkhead::fabric::{Address, Fabric};
+use bulkhead::wire::native::descriptor::{RingGeometry, WindowGeometry};
+use bulkhead::wire::native::requester::Shape;
+use peer::{Answered, Dialled, Geometry, Peer, assert_value, line};
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+#[path = "native/peer.rs"]
+mod peer;
 
 mod common;
-use common::daemon::Daemon;
-use common::pattern::Pattern;
+use common::{Daemon, Pattern};
 
-fn start(crc: bool) -> (Daemon, ServerUrl, ServerUrl) {
-    let door = if crc { "native+iwarp://127.0.0.1:0" } else { "native+iwarp://127.0.0.1:0?crc=off" };
-    let daemon = Daemon::builder().memory("256MiB").flags(&["--native", door]).start();
-    let door = |scheme: &str| daemon.doors().iter().find(|door| door.starts_with(scheme)).expect("a door").parse();
-    let (native, text) = (door("native+iwarp://").unwrap(), door("memcache://").unwrap());
-    (daemon, native, text)
+const DEFAULT: Geometry = (256, 256 << 10, 4);
+
+fn config(dir: &Path) -> Config {
+    let mut config = Config::small(dir.join("pool"));
+    config.lanes = 2;
+    config.listen.native = vec!["native+iwarp://127.0.0.1:0".parse().unwrap()];
+    config
 }
 
-#[test]
-fn what_one_door_stores_the_other_gives() {
-    for crc in [true, false] {
-        let (daemon, native, text) = start(crc);
-        let mut native = NativeClient::connect(native, Options::default()).unwrap();
-        let mut text = Client::connect(text, Options::default()).unwrap();
-        for size in [0, 1, 191, 192, 193, 4096, 262_143, 262_144, 262_145, 1 << 20, 8 << 20, 20_000_001] {
-            let value = Pattern(size).octets(0, size as usize);
-            native.put("a", &mut &value[..], size, 5, None).unwrap();
-            text.put("b", &mut &value[..], size, 6, None).unwrap();
-            let mut copy = Vec::new();
-            let info = text.get("a", &mut copy).unwrap().unwrap();
-            assert!(info.flags == 5 && copy == value, "{size} octets by the native door");
-            copy.fill(0);
-            let info = native.get_into("b", &mut copy).unwrap().unwrap();
-            assert!(info.flags == 6 && copy == value, "{size} octets by the text door");
+fn value(seed: u64, len: usize) -> Arc<Vec<u8>> {
+    Arc::new(Pattern(seed).octets(0, len))
+}
+
+async fn until_quiet(handle: &Handle) {
+    let limit = Instant::now() + peer::PATIENCE;
+    let metrics = handle.metrics();
+    loop {
+        let gauges = handle.store().gauges();
+        let held = [
+            metrics.native.current.get(),
+            metrics.connections.current.get(),
+            gauges.pins,
+            gauges.pinned_bytes,
+            gauges.claims,
+            gauges.claimed_bytes,
+        ];
+        if held == [0; 6] {
+            return;
         }
-        drop(native);
-        daemon.assert_nothing_leaks();
+        assert!(Instant::now() < limit, "connections, pins, claims: {held:?}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
-#[test]
-fn requests_in_flight_on_many_connections_of_any_geometry_are_answered() {
-    let (daemon, native, _) = start(true);
-    std::thread::scope(|scope| {
-        for (index, depth) in [1_u64, 2, 7, 64].into_iter().enumerate() {
-            let native = native.clone();
-            scope.spawn(move || {
-                let window_bytes = 4096 << (2 * index);
-                let geometry = Geometry { ring_bytes: 512 << index, window_bytes, window_count: 2 + index as u32 };
-                let mut client = NativeClient::connect(native, Options { geometry, ..Options::default() }).unwrap();
-                let len = |round: u64| [0, 1, 193, 70_000, 300_001][(round % 5) as usize];
-                let mut buffer = vec![0; 400_000];
-                for first in (0..128).step_by(depth as usize) {
-                    for round in first..first + depth {
-                        let value = std::io::Cursor::new(Pattern(round).octets(0, len(round)));
-                        client.submit_set(format!("{index}-{round}"), value, len(round) as u64, 0, None).unwrap();
-                        client.submit_get(format!("{index}-{round}")).unwrap();
-                        client.submit_get("missing").unwrap();
-                    }
-                    for round in first..first + depth {
-                        assert_eq!(client.wait_into(&mut buffer).unwrap(), Outcome::Stored);
-                        let found = client.wait_into(&mut buffer).unwrap();
-                        assert!(matches!(found, Outcome::Value(info) if info.len == len(round) as u64), "{found:?}");
-                        Pattern(round).check(0, &buffer[..len(round)], "in flight");
-                        assert_eq!(client.wait_into(&mut buffer).unwrap(), Outcome::Miss);
-                    }
-                }
-            });
+async fn connect(handle: &Handle) -> Peer {
+    Peer::connect(&Iwarp::default(), &handle.native_addresses()[0], DEFAULT).await
+}
+
+#[actix::test]
+async fn more_than_the_memory_holds_goes_in_and_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let handle = start(config(dir.path())).await.unwrap();
+    let mut peers = [connect(&handle).await, connect(&handle).await, connect(&handle).await];
+    // 40 MiB through an arena of 16, two requests of a peer in flight.
+    for round in 0..5 {
+        for (at, peer) in peers.iter_mut().enumerate() {
+            let seed = round * 3 + at as u64;
+            peer.set(&format!("k{seed}"), seed as u32, &value(seed, 2_700_001));
         }
-    });
-    daemon.assert_nothing_leaks();
-}
-
-#[test]
-fn a_set_that_is_too_large_is_refused_and_the_next_one_is_not() {
-    let daemon = Daemon::builder().flags(&["--native", "native+iwarp://127.0.0.1:0", "--value-max", "1MiB"]).start();
-    let url: ServerUrl = daemon.doors().iter().find(|door| door.starts_with("native")).unwrap().parse().unwrap();
-    let mut client = NativeClient::connect(url, Options::default()).unwrap();
-    let value = Pattern(1).octets(0, (1 << 20) + 1);
-    client.submit_set("large", std::io::Cursor::new(value.clone()), value.len() as u64, 0, None).unwrap();
-    client.submit_set("small", &b"abc"[..], 3, 0, None).unwrap();
-    assert!(matches!(client.wait_into(&mut []), Err(ClientError::Refused { .. })));
-    assert_eq!(client.wait_into(&mut []).unwrap(), Outcome::Stored);
-    let refused = client.put("large", &mut &value[..], value.len() as u64, 0, None).unwrap_err();
-    assert!(matches!(refused, ClientError::Refused { .. }), "{refused}");
-    assert!(!client.exists("large").unwrap() && client.exists("small").unwrap());
-    drop(client);
-    daemon.assert_nothing_leaks();
-}
-
-/// Kills the daemon with the first octets of a value in hand.
-struct Killer<'a> {
-    daemon: &'a Daemon,
-    taken: usize,
-}
-
-impl std::io::Write for Killer<'_> {
-    fn write(&mut self, octets: &[u8]) -> std::io::Result<usize> {
-        if self.taken == 0 {
-            self.daemon.signal("KILL");
+        for peer in &mut peers {
+            assert_eq!(peer.answer().await, line("STORED"));
         }
-        self.taken += octets.len();
-        Ok(octets.len())
     }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+    for peer in &mut peers {
+        (0..15).for_each(|seed| peer.get(&format!("k{seed}")));
     }
-}
-
-#[test]
-fn a_daemon_killed_within_a_value_is_lost_at_once() {
-    const LEN: usize = 100 << 20;
-    let (mut daemon, native, _) = start(true);
-    // The time-out is too long for any test: only the end of the connection can end the wait.
-    let options = Options { io_timeout: std::time::Duration::from_secs(86_400), ..Options::default() };
-    let mut client = NativeClient::connect(native, options).unwrap();
-    client.put("k", &mut std::io::Read::take(std::io::repeat(7), LEN as u64), LEN as u64, 0, None).unwrap();
-    let mut sink = Killer { daemon: &daemon, taken: 0 };
-    let lost = client.get("k", &mut sink).unwrap_err();
-    assert!(matches!(lost, ClientError::Lost { .. }), "{lost}");
-    assert!(sink.taken > 0 && sink.taken < LEN);
-    assert!(matches!(client.version(), Err(ClientError::Unreachable { .. })));
-    assert_eq!(daemon.wait(), -1);
-}
-
-#[test]
-fn tasks_share_a_connection_to_the_daemon() {
-    let (daemon, native, _) = start(true);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let client = AsyncClient::connect(native, Options::default()).await.unwrap();
-        let tasks: Vec<_> = (0..80_u64)
-            .map(|index| {
-                let client = client.clone();
-                tokio::spawn(async move {
-                    let value = Pattern(index).octets(0, index as usize * 4_001);
-                    client.put(format!("k{index}"), value.clone(), 0, None).await.unwrap();
-                    let (_, copy) = client.get(format!("k{index}")).await.unwrap().unwrap();
-                    assert!(copy == value, "task {index}");
-                })
-            })
-            .collect();
-        for task in tasks {
-            task.await.unwrap();
+    for peer in &mut peers {
+        for (seed, answer) in peer.answers(15).await.into_iter().enumerate() {
+            assert_value(answer, &format!("k{seed}"), seed as u32, &value(seed as u64, 2_700_001));
         }
-    });
-    drop(runtime);
-    daemon.assert_nothing_leaks();
+    }
+    drop(peers);
+    until_quiet(&handle).await;
+    assert_eq!(handle.metrics().native.ends.list(), [("peer", 3)]);
+    handle.shutdown().await;
+}
+
+#[actix::test]
+async fn a_shutdown_lets_a_transfer_in_flight_finish_and_then_disconnects() {
+    let dir = tempfile::tempdir().unwrap();
+    let handle = start(config(dir.path())).await.unwrap();
+    let octets = value(1, 8 << 20);
+    let (mut busy, mut idle) = (connect(&handle).await, connect(&handle).await);
+    busy.set("key", 0, &octets);
+    assert_eq!(busy.answer().await, line("STORED"));
+    busy.get("key");
+    // The answer has begun.
+    while busy.endpoint.inbound.is_empty() && busy.answers.is_empty() {
+        busy.turn();
+        tokio::task::yield_now().await;
+    }
+    let metrics = handle.metrics().clone();
+    let shutdown = actix::spawn(handle.shutdown());
+    assert_value(busy.answer().await, "key", 0, &octets);
+    busy.end().await;
+    idle.end().await;
+    shutdown.await.unwrap();
+    assert_eq!(metrics.native.ends.list(), [("shutdown", 2)]);
+}
+
+#[actix::test]
+async fn a_door_without_crcs_serves_peers_that_ask_for_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    config.listen.native = vec!["native+iwarp://127.0.0.1:0?crc=off".parse().unwrap()];
+    let handle = start(config).await.unwrap();
+    for crc in [false, true] {
+        let fabric = Iwarp::new(Options { crc, ..Options::default() });
+        let mut peer = Peer::connect(&fabric, &handle.native_addresses()[0], DEFAULT).await;
+        peer.set("key", 0, &value(3, 500_000));
+        peer.get("key");
+        assert_value(peer.answers(2).await.remove(1), "key", 0, &value(3, 500_000));
+    }
+    handle.shutdown().await;
+}
+
+#[actix::test]
+async fn geometry_comes_from_the_configuration_and_limits_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    config.native.windows = WindowGeometry::new(8192, 2).unwrap();
+    config.native.ring = RingGeometry::new(4).unwrap();
+    config.native.connections_max = 2;
+    config.listen.native = vec![NativeAddress::from_str("native+loopback:limits").unwrap()];
+    let handle = start(config).await.unwrap();
+    let fabric: &dyn Fabric = bulkhead::actors::native_listener::loopback();
+    let address = Address::Name("limits".to_owned());
+    let mut first = Peer::connect(fabric, &address, DEFAULT).await;
+    let second = Peer::connect(fabric, &address, DEFAULT).await;
+    let Dialled::Rejected(why) = Peer::dial(fabric, &address, DEFAULT, |_| {}).await else { panic!("one too many") };
+    assert_eq!(why, b"too_many_connections");
+    first.set("key", 0, &value(1, 1 << 20));
+    first.get("key");
+    assert_value(first.answers(2).await.remove(1), "key", 0, &value(1, 1 << 20));
+    drop(second);
+    let limit = Instant::now() + peer::PATIENCE;
+    loop {
+        match Peer::dial(fabric, &address, DEFAULT, |_| {}).await {
+            Dialled::Connected(_) => break,
+            _ => assert!(Instant::now() < limit, "the place of a peer that left stays taken"),
+        }
+    }
+    drop(first);
+    until_quiet(&handle).await;
+    handle.shutdown().await;
+}
+
+#[actix::test]
+async fn a_peer_that_stalls_is_cut_and_others_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    config.timers.stall_timeout = Duration::from_millis(200);
+    let handle = start(config).await.unwrap();
+    let mut peer = connect(&handle).await;
+    peer.set("key", 0, &value(1, 8 << 20));
+    assert_eq!(peer.answer().await, line("STORED"));
+    // It asks for more than its windows hold, and takes nothing of it; another sends half a value.
+    let (mut deaf, mut dumb) = (connect(&handle).await, connect(&handle).await);
+    deaf.get("key");
+    dumb.endpoint.machine.handle_asked(Shape::Line, 20);
+    dumb.endpoint.outbound.text(b"set half 0 0 1000\r\n");
+    deaf.turn();
+    dumb.turn();
+    let limit = Instant::now() + peer::PATIENCE;
+    while handle.metrics().native.ends.get("stalled") < 2 {
+        assert!(Instant::now() < limit, "{:?}", handle.metrics().native.ends.list());
+        peer.turn();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    peer.get("half");
+    assert_eq!(peer.answer().await, Answered::Values(Vec::new()));
+    drop((peer, deaf, dumb));
+    until_quiet(&handle).await;
+    handle.shutdown().await;
+}
+
+#[actix::test]
+async fn the_binary_serves_both_doors_and_shows_what_became_of_connections() {
+    let daemon = Daemon::builder().flags(&["--native", "native+iwarp://127.0.0.1:0"]).start();
+    let door = daemon.doors().iter().find_map(|door| door.strip_prefix("native+iwarp://")).unwrap();
+    let address = Address::Socket(door.parse().unwrap());
+    let mut peer = Peer::connect(&Iwarp::default(), &address, DEFAULT).await;
+    peer.set("key", 5, &value(1, 300_000));
+    assert_eq!(peer.answer().await, line("STORED"));
+    let metrics = daemon.admin_get("/metrics");
+    assert!(metrics.contains("bulkhead_native_connection_current 1\n"), "{metrics}");
+    peer.ask("set key 0 0 3\r\nabc\r\n", Shape::Line);
+    peer.end().await;
+    let limit = Instant::now() + peer::PATIENCE;
+    loop {
+        let metrics = daemon.admin_get("/metrics");
+        if metrics.contains("bulkhead_native_connection_current 0\n") {
+            assert!(
+                metrics.contains("bulkhead_native_connection_closed_total{cause=\"inline_body\"} 1\n"),
+                "{metrics}"
+            );
+            break;
+        }
+        assert!(Instant::now() < limit, "{metrics}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(daemon.log().matches("native connection ended").count(), 1, "logged once");
 }

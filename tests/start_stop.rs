@@ -32,6 +32,7 @@ fn a_shutdown_leaves_no_thread_and_no_descriptor() {
     let mut config = Config::small(dir.path().join("pool"));
     config.lanes = 2;
     config.listen.unix = vec![dir.path().join("door")];
+    config.listen.native = vec!["native+iwarp://127.0.0.1:0".parse().unwrap()];
     config.listen.admin = Some(([127, 0, 0, 1], 0).into());
     actix::System::new().block_on(async {
         let mut after_first = None;

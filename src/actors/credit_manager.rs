@@ -346,6 +346,7 @@ impl CreditManager {
             }
         }
         if !cancelled.is_empty() {
+            self.metrics.connections.messages.add(1);
             self.bulk.do_send(Cancel(cancelled));
         }
         if dropped > 0 {
@@ -408,6 +409,7 @@ impl Handler<Failed> for CreditManager {
 
     fn handle(&mut self, failed: Failed, ctx: &mut Self::Context) {
         if let Failure::Missed { value, cancelled, freed } = self.egress.handle_failed(failed.ticket) {
+            self.metrics.connections.messages.add(2);
             self.bulk.do_send(Cancel(cancelled));
             let freed = freed.into_iter().map(|slot| {
                 let buf = self.filled.remove(&slot.index());

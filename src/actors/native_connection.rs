@@ -47,6 +47,8 @@ use std::time::Duration;
 const RECORDS_PER_TURN: usize = 512;
 /// Text beyond this stops parsing until some has left.
 const TEXT_BYTES_MAX: usize = 64 << 10;
+/// Values that are looked up ahead, besides one for each slot.
+const PINS_AHEAD: usize = 4;
 /// Octets of the two buffers that Reads of the peer's counter land in, each.
 const SINK_BYTES: usize = 4096;
 
@@ -68,6 +70,8 @@ struct Outward {
     outbound: Outbound<Source>,
     /// Values pinned by what is not in a slot yet.
     pins: Arc<AtomicUsize>,
+    /// More of them are of no use: the slots are full before.
+    pins_ahead_max: usize,
 }
 
 impl Replies for Outward {
@@ -88,7 +92,8 @@ impl Replies for Outward {
     }
 
     fn is_full(&self, pins_max: usize) -> bool {
-        self.outbound.text_bytes() >= TEXT_BYTES_MAX || self.pins.load(Ordering::Relaxed) >= pins_max
+        self.outbound.text_bytes() >= TEXT_BYTES_MAX
+            || self.pins.load(Ordering::Relaxed) >= pins_max.min(self.pins_ahead_max)
     }
 }
 
@@ -254,7 +259,11 @@ impl NativeConnection {
                 exchange: Exchange::new(lane.lane.session.clone(), revoker),
                 machine: Conversation::new(),
                 inbound: Inbound::new(PIPELINE_BYTES_MAX),
-                outward: Outward { outbound: Outbound::new(limits.fragment_bytes_max), pins: Arc::default() },
+                outward: Outward {
+                    outbound: Outbound::new(limits.fragment_bytes_max),
+                    pins: Arc::default(),
+                    pins_ahead_max: own.windows.window_count() as usize + PINS_AHEAD,
+                },
                 ring: ControlRing::new(own.ring.slot_count()),
                 windows: receiving,
                 own_ring: RingSpan(own_ring),
@@ -525,6 +534,7 @@ impl NativeConnection {
         if idle && !self.is_busy() {
             return self.end(ctx, Over::Idle);
         }
+        self.drive(ctx);
         self.inbound.rest();
         self.outward.outbound.rest();
     }
@@ -586,7 +596,11 @@ impl Handler<Told> for NativeConnection {
                 self.room += count;
                 self.exchange.handle_moved();
             }
-            Told::Missed(value) => self.outward.outbound.handle_missed(value),
+            Told::Missed(value) => {
+                self.outward.outbound.handle_missed(value);
+                // Its last pins go with the places that are being cancelled.
+                self.take_another_turn(ctx);
+            }
             Told::Over(cause) => return self.end(ctx, Over::End(cause)),
             // The queue pair has ended; its last event is on its way and says why.
             Told::Refused(_) => return self.qp.disconnect(),

@@ -8,7 +8,7 @@ use bulkhead::wire::native::descriptor::{Descriptor, Nonce, RemoteAddress, Remot
 use bulkhead::wire::native::egress::{Post, WorkId};
 use bulkhead::wire::native::endpoint::{EndCause, Endpoint, Settings};
 use bulkhead::wire::native::requester::{Answer, Requester, Shape};
-use bulkhead::wire::native::ring::{READBACK_OFFSET, RingMemory, SlotWrite};
+use bulkhead::wire::native::ring::{RingMemory, SlotWrite};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -176,17 +176,17 @@ impl Peer {
             match event {
                 Event::Completed { completion, .. } if completion.status == Status::Done => {
                     let id = self.expected.pop_front().expect("something was posted");
+                    let mut counter = 0;
                     if let Some(buf) = completion.buf {
                         if completion.kind == fabric::WorkKind::Read {
-                            let octets = *buf.as_slice().first_chunk().unwrap();
-                            self.ring.store(READBACK_OFFSET, u64::from_le_bytes(octets));
+                            counter = u64::from_le_bytes(*buf.as_slice().first_chunk().unwrap());
                             self.sink = Some(buf);
                         } else {
                             let index = buf.index();
                             self.bufs[index] = Some(buf);
                         }
                     }
-                    self.endpoint.handle_completion(id, || self.ring.load(READBACK_OFFSET), now)?;
+                    self.endpoint.handle_completion(id, || counter, now)?;
                 }
                 Event::Disconnected { cause, .. } => {
                     self.ended = Some(cause.to_string());

@@ -1,0 +1,148 @@
+//! The native client and the daemon: both doors meet one store.
+
+use bulkhead::client::{AsyncClient, Client, ClientError, Geometry, NativeClient, Options, Outcome, ServerUrl};
+
+mod common;
+use common::daemon::Daemon;
+use common::pattern::Pattern;
+
+fn start(crc: bool) -> (Daemon, ServerUrl, ServerUrl) {
+    let door = if crc { "native+iwarp://127.0.0.1:0" } else { "native+iwarp://127.0.0.1:0?crc=off" };
+    let daemon = Daemon::builder().memory("256MiB").flags(&["--native", door]).start();
+    let door = |scheme: &str| daemon.doors().iter().find(|door| door.starts_with(scheme)).expect("a door").parse();
+    let (native, text) = (door("native+iwarp://").unwrap(), door("memcache://").unwrap());
+    (daemon, native, text)
+}
+
+#[test]
+fn what_one_door_stores_the_other_gives() {
+    for crc in [true, false] {
+        let (daemon, native, text) = start(crc);
+        let mut native = NativeClient::connect(native, Options::default()).unwrap();
+        let mut text = Client::connect(text, Options::default()).unwrap();
+        for size in [0, 1, 191, 192, 193, 4096, 262_143, 262_144, 262_145, 1 << 20, 8 << 20, 20_000_001] {
+            let value = Pattern(size).octets(0, size as usize);
+            native.put("a", &mut &value[..], size, 5, None).unwrap();
+            text.put("b", &mut &value[..], size, 6, None).unwrap();
+            let mut copy = Vec::new();
+            let info = text.get("a", &mut copy).unwrap().unwrap();
+            assert!(info.flags == 5 && copy == value, "{size} octets by the native door");
+            copy.fill(0);
+            let info = native.get_into("b", &mut copy).unwrap().unwrap();
+            assert!(info.flags == 6 && copy == value, "{size} octets by the text door");
+        }
+        drop(native);
+        daemon.assert_nothing_leaks();
+    }
+}
+
+#[test]
+fn requests_in_flight_on_many_connections_of_any_geometry_are_answered() {
+    let (daemon, native, _) = start(true);
+    std::thread::scope(|scope| {
+        for (index, depth) in [1_u64, 2, 7, 64].into_iter().enumerate() {
+            let native = native.clone();
+            scope.spawn(move || {
+                let window_bytes = 4096 << (2 * index);
+                let geometry = Geometry { ring_bytes: 512 << index, window_bytes, window_count: 2 + index as u32 };
+                let mut client = NativeClient::connect(native, Options { geometry, ..Options::default() }).unwrap();
+                let len = |round: u64| [0, 1, 193, 70_000, 300_001][(round % 5) as usize];
+                let mut buffer = vec![0; 400_000];
+                for first in (0..128).step_by(depth as usize) {
+                    for round in first..first + depth {
+                        let value = std::io::Cursor::new(Pattern(round).octets(0, len(round)));
+                        client.submit_set(format!("{index}-{round}"), value, len(round) as u64, 0, None).unwrap();
+                        client.submit_get(format!("{index}-{round}")).unwrap();
+                        client.submit_get("missing").unwrap();
+                    }
+                    for round in first..first + depth {
+                        assert_eq!(client.wait_into(&mut buffer).unwrap(), Outcome::Stored);
+                        let found = client.wait_into(&mut buffer).unwrap();
+                        assert!(matches!(found, Outcome::Value(info) if info.len == len(round) as u64), "{found:?}");
+                        Pattern(round).check(0, &buffer[..len(round)], "in flight");
+                        assert_eq!(client.wait_into(&mut buffer).unwrap(), Outcome::Miss);
+                    }
+                }
+            });
+        }
+    });
+    daemon.assert_nothing_leaks();
+}
+
+#[test]
+fn a_set_that_is_too_large_is_refused_and_the_next_one_is_not() {
+    let daemon = Daemon::builder().flags(&["--native", "native+iwarp://127.0.0.1:0", "--value-max", "1MiB"]).start();
+    let url: ServerUrl = daemon.doors().iter().find(|door| door.starts_with("native")).unwrap().parse().unwrap();
+    let mut client = NativeClient::connect(url, Options::default()).unwrap();
+    let value = Pattern(1).octets(0, (1 << 20) + 1);
+    client.submit_set("large", std::io::Cursor::new(value.clone()), value.len() as u64, 0, None).unwrap();
+    client.submit_set("small", &b"abc"[..], 3, 0, None).unwrap();
+    assert!(matches!(client.wait_into(&mut []), Err(ClientError::Refused { .. })));
+    assert_eq!(client.wait_into(&mut []).unwrap(), Outcome::Stored);
+    let refused = client.put("large", &mut &value[..], value.len() as u64, 0, None).unwrap_err();
+    assert!(matches!(refused, ClientError::Refused { .. }), "{refused}");
+    assert!(!client.exists("large").unwrap() && client.exists("small").unwrap());
+    drop(client);
+    daemon.assert_nothing_leaks();
+}
+
+/// Kills the daemon with the first octets of a value in hand.
+struct Killer<'a> {
+    daemon: &'a Daemon,
+    taken: usize,
+}
+
+impl std::io::Write for Killer<'_> {
+    fn write(&mut self, octets: &[u8]) -> std::io::Result<usize> {
+        if self.taken == 0 {
+            self.daemon.signal("KILL");
+        }
+        self.taken += octets.len();
+        Ok(octets.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_daemon_killed_within_a_value_is_lost_at_once() {
+    const LEN: usize = 100 << 20;
+    let (mut daemon, native, _) = start(true);
+    // The time-out is too long for any test: only the end of the connection can end the wait.
+    let options = Options { io_timeout: std::time::Duration::from_secs(86_400), ..Options::default() };
+    let mut client = NativeClient::connect(native, options).unwrap();
+    client.put("k", &mut std::io::Read::take(std::io::repeat(7), LEN as u64), LEN as u64, 0, None).unwrap();
+    let mut sink = Killer { daemon: &daemon, taken: 0 };
+    let lost = client.get("k", &mut sink).unwrap_err();
+    assert!(matches!(lost, ClientError::Lost { .. }), "{lost}");
+    assert!(sink.taken > 0 && sink.taken < LEN);
+    assert!(matches!(client.version(), Err(ClientError::Unreachable { .. })));
+    assert_eq!(daemon.wait(), -1);
+}
+
+#[test]
+fn tasks_share_a_connection_to_the_daemon() {
+    let (daemon, native, _) = start(true);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = AsyncClient::connect(native, Options::default()).await.unwrap();
+        let tasks: Vec<_> = (0..80_u64)
+            .map(|index| {
+                let client = client.clone();
+                tokio::spawn(async move {
+                    let value = Pattern(index).octets(0, index as usize * 4_001);
+                    client.put(format!("k{index}"), value.clone(), 0, None).await.unwrap();
+                    let (_, copy) = client.get(format!("k{index}")).await.unwrap().unwrap();
+                    assert!(copy == value, "task {index}");
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+    drop(runtime);
+    daemon.assert_nothing_leaks();
+}
