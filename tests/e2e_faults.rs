@@ -109,15 +109,16 @@ fn a_thousand_pipelined_gets_pin_a_bounded_part_and_are_all_answered() {
     let asked: Vec<u64> = (0..1000).map(|n| (n * 7) % 100).collect();
     let request: String = asked.iter().map(|key| format!("get k{key}\r\n")).collect();
     reader.send(request);
-    eventually("pins are as many as they may be", || gauge(&daemon, "store_pins") == 64);
+    eventually("values are pinned as far as is looked ahead", || gauge(&daemon, "store_pins") >= 2);
     // As much memory as there is, all of which the reader would like to keep.
     for round in 0..2 {
         for key in 0..40 {
             good.set(&format!("other{key}"), Pattern(key + round), MIB);
         }
     }
-    assert_eq!(gauge(&daemon, "store_pins"), 64);
-    assert!(gauge(&daemon, "store_pinned_bytes") <= 64 * MIB);
+    // What is looked ahead is 4 MiB at most, and the value that goes beyond it.
+    assert!(gauge(&daemon, "store_pins") <= 6);
+    assert!(gauge(&daemon, "store_pinned_bytes") <= 6 * MIB);
     for key in asked {
         reader.expect_value(&format!("k{key}"), 0, Pattern(key), MIB);
         reader.expect("END\r\n");
@@ -305,7 +306,9 @@ fn a_truncated_pool_file_is_errors_or_misses_and_the_daemon_goes_on() {
     let verdicts = judge_values(&daemon, 96);
     let bad = verdicts.get("absent").unwrap_or(&0) + verdicts.get("ended").unwrap_or(&0);
     assert!(bad > 30, "{verdicts:?}");
-    assert!(cause(&daemon, "disk_failed", "read_error") >= 2 * bad);
+    // Write-behind may have made a file longer again: what is missing in between then fails its checksum.
+    let failed = cause(&daemon, "disk_failed", "read_error") + cause(&daemon, "disk_failed", "checksum");
+    assert!(failed >= 2 * bad, "{failed} failures for {bad} values");
     let mut client = daemon.connect();
     client.set("new", Pattern(1000), 2 * MIB);
     client.get("new", Pattern(1000), 2 * MIB);
