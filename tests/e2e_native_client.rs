@@ -86,6 +86,42 @@ fn a_set_that_is_too_large_is_refused_and_the_next_one_is_not() {
     daemon.assert_nothing_leaks();
 }
 
+/// Kills the daemon with the first octets of a value in hand.
+struct Killer<'a> {
+    daemon: &'a Daemon,
+    taken: usize,
+}
+
+impl std::io::Write for Killer<'_> {
+    fn write(&mut self, octets: &[u8]) -> std::io::Result<usize> {
+        if self.taken == 0 {
+            self.daemon.signal("KILL");
+        }
+        self.taken += octets.len();
+        Ok(octets.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_daemon_killed_within_a_value_is_lost_at_once() {
+    const LEN: usize = 100 << 20;
+    let (mut daemon, native, _) = start(true);
+    // The time-out is too long for any test: only the end of the connection can end the wait.
+    let options = Options { io_timeout: std::time::Duration::from_secs(86_400), ..Options::default() };
+    let mut client = NativeClient::connect(native, options).unwrap();
+    client.put("k", &mut std::io::Read::take(std::io::repeat(7), LEN as u64), LEN as u64, 0, None).unwrap();
+    let mut sink = Killer { daemon: &daemon, taken: 0 };
+    let lost = client.get("k", &mut sink).unwrap_err();
+    assert!(matches!(lost, ClientError::Lost { .. }), "{lost}");
+    assert!(sink.taken > 0 && sink.taken < LEN);
+    assert!(matches!(client.version(), Err(ClientError::Unreachable { .. })));
+    assert_eq!(daemon.wait(), -1);
+}
+
 #[test]
 fn tasks_share_a_connection_to_the_daemon() {
     let (daemon, native, _) = start(true);
