@@ -94,7 +94,8 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
     let fetched = client.get_with(key_octets(&args.key), |info| {
         Ok(Counted { sink: Sink::open(&args.output)?, bar: progress::bar(info.len, args.quiet) })
     });
-    let local = |err: &io::Error| Failure::new(Exit::Refused, format!("cannot write {}: {err}", args.output.display()));
+    let output = if args.output.as_os_str() == "-" { "stdout".into() } else { args.output.display().to_string() };
+    let local = |err: &io::Error| Failure::new(Exit::Refused, format!("cannot write {output}: {err}"));
     let fetched = fetched.map_err(|err| match err {
         ClientError::Local { source } => local(&source),
         err => err.into(),

@@ -30,8 +30,9 @@ Examples:
   tar c dir | bulkhead put dir.tar -               store what a pipe delivers
 
 Exit codes:
-  0 done   1 miss or refused   64 usage   69 server unreachable, port busy, pool locked or gone
-  70 bug   76 protocol error   78 bad configuration or unmarked pool";
+  0 done   1 miss, refused, or a local file failed   64 usage or unreadable input
+  69 server unreachable, port busy, pool locked or gone   70 bug   76 protocol error
+  78 bad configuration or unmarked pool";
 
 /// An object store for large values: heads in RAM, tails on disk.
 #[derive(Debug, Parser)]

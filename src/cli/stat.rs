@@ -7,7 +7,7 @@ use bulkhead::error::Exit;
 use super::server::ServerArgs;
 use super::{Failure, key_octets, miss, print};
 
-/// Show length, flags and version of a value
+/// Show length, flags and version (`cas`) of a value
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:\n  bulkhead stat films/intro\n  bulkhead stat films/intro --json | jq .len_bytes")]
 pub struct Args {

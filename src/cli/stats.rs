@@ -12,7 +12,7 @@ use super::{Failure, print};
     after_help = "Examples:\n  bulkhead stats\n  bulkhead stats settings\n  bulkhead stats --json | jq .curr_items"
 )]
 pub struct Args {
-    /// Group: settings, items, slabs, conns, reset [default: the general one]
+    /// Group: settings, items, slabs, conns, sizes, reset [default: the general one]
     group: Option<String>,
     /// One JSON object; whole numbers are numbers, everything else is text
     #[arg(long)]

@@ -16,7 +16,7 @@ pub enum ClientError {
     )]
     Url { url: String, reason: String },
     /// The key cannot be sent: 1 to 250 octets, none of them a space, CR, LF or NUL.
-    #[error("the key has {len} octets or an octet that cannot be sent: want 1 to 250 without space, CR, LF and NUL")]
+    #[error("the key ({len} octets) cannot be sent: want 1 to 250 octets without space, CR, LF and NUL")]
     Key { len: usize },
     /// No connection could be made.
     #[error("cannot reach {url}: {source}")]
