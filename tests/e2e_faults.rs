@@ -270,6 +270,7 @@ fn pool_files(daemon: &Daemon) -> Vec<PathBuf> {
 fn flipped_octets_on_disk_are_errors_or_misses_and_never_values() {
     let daemon = Daemon::builder().pool("256MiB").memory("32MiB").start();
     cold_values(&daemon, 96);
+    eventually("the drive rests", || gauge(&daemon, "disk_in_flight") + gauge(&daemon, "disk_waiting") == 0);
     for path in pool_files(&daemon) {
         let file = OpenOptions::new().read(true).write(true).open(&path).expect("a pool file");
         let len = file.metadata().expect("its length").len();
@@ -279,7 +280,8 @@ fn flipped_octets_on_disk_are_errors_or_misses_and_never_values() {
             file.read_exact_at(&mut octet, offset).expect("an octet");
             file.write_all_at(&[!octet[0]], offset).expect("another octet");
         }
-        file.sync_all().expect("on disk");
+        // Linux reports once, as EIO, that the daemon's direct writes met pages that are dirty here.
+        file.sync_all().or_else(|_| file.sync_all()).expect("on disk");
     }
     let verdicts = judge_values(&daemon, 96);
     let bad = verdicts.get("absent").unwrap_or(&0) + verdicts.get("ended").unwrap_or(&0);
