@@ -64,7 +64,7 @@ pub struct Failed {
     pub ticket: Ticket,
 }
 
-/// Say [`Finished`] once all places have reached the peer.
+/// Say [`Told::Finished`] once all places have reached the peer.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Finish;
