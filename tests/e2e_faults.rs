@@ -167,13 +167,13 @@ fn peers_killed_in_the_middle_leave_nothing_and_disturb_nobody() {
             }
             rounds
         });
-        for batch in 0..4u64 {
+        for batch in 0..10u64 {
             let mut killed: Vec<Client> = (0..50).map(|_| daemon.connect()).collect();
             for (n, client) in killed.iter_mut().enumerate() {
                 let n = batch * 50 + n as u64;
                 if n.is_multiple_of(2) {
                     client.send(format!("set bad{n} 0 0 {}\r\n", 2 * MIB));
-                    client.send_pattern(Pattern(n), 0, n * 5000);
+                    client.send_pattern(Pattern(n), 0, n % 200 * 5000);
                 } else {
                     client.send(format!("get k{} k{}\r\n", n % 80, (n * 3) % 80));
                     client.read(n as usize * 1000);
