@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 #[path = "common/pattern.rs"]
-#[allow(dead_code)] // of which this needs a part
+#[allow(dead_code, reason = "shared by several tests, of which this needs a part")]
 mod pattern;
 use pattern::Pattern;
 

@@ -27,7 +27,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 #[path = "common/pattern.rs"]
-#[allow(dead_code)] // of which this needs a part
+#[allow(dead_code, reason = "shared by several tests, of which this needs a part")]
 mod pattern;
 use pattern::Pattern;
 

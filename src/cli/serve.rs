@@ -110,7 +110,7 @@ const MAPPED_BLOCK_BYTES_MIN: libc::c_int = 64 << 10;
 /// such block and takes later ones from its heap, where a few short blocks above them keep them resident: hundreds of
 /// connections that had a long request once would keep its octets while they idle.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "std has no call for an option of the allocator")]
 fn map_long_buffers() {
     // SAFETY: mallopt reads its two numbers and takes the allocator's own lock; it refuses what it does not know.
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BLOCK_BYTES_MIN) };
@@ -121,7 +121,7 @@ fn map_long_buffers() {}
 
 /// Allows as many descriptors as the system lets this user have: the usual limit of 1,024 is less than 1,024 connections
 /// and the daemon's own need. A refusal changes nothing.
-#[allow(unsafe_code)]
+#[expect(unsafe_code, reason = "std has no call for limits of the process")]
 fn raise_descriptor_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: getrlimit writes one rlimit to where it is told, setrlimit reads one; `limit` outlives both calls.

@@ -1,5 +1,5 @@
-//! Whole values in one call, for callers in this process that have all octets at hand. Nothing here waits; what does is
-//! [`crate::actors::local`].
+//! Whole values in one call, for callers in this process that have all octets at hand. Nothing here waits: what
+//! is not to be had at once is refused.
 
 use crate::store::key::KEY_BYTES_MAX;
 use crate::store::segment::Content;

@@ -46,8 +46,6 @@ pub const INVALID_DELTA: &[u8] = b"CLIENT_ERROR invalid numeric delta argument\r
 pub const INVALID_EXPTIME: &[u8] = b"CLIENT_ERROR invalid exptime argument\r\n";
 /// `delete` with an argument other than `0` and `noreply`. The two blanks are memcached's, and clients compare them.
 pub const DELETE_USAGE: &[u8] = b"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]\r\n";
-/// `flush_all` where the operator switched it off.
-pub const FLUSH_NOT_ALLOWED: &[u8] = b"CLIENT_ERROR flush_all not allowed\r\n";
 
 /// The value is larger than the store takes; its body is swallowed.
 pub const TOO_LARGE: &[u8] = b"SERVER_ERROR object too large for cache\r\n";
@@ -168,7 +166,6 @@ mod tests {
             INVALID_DELTA,
             INVALID_EXPTIME,
             DELETE_USAGE,
-            FLUSH_NOT_ALLOWED,
             TOO_LARGE,
             OUT_OF_MEMORY_STORING,
             OUT_OF_MEMORY,
