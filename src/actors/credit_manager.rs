@@ -212,13 +212,13 @@ impl CreditManager {
 
     fn read(&self, into: LocalBuf) -> Work {
         let RemoteAddress { address, key } = self.peer.ring_at;
-        Work::Read { into, range: 0..8, key: fabric::RemoteKey(key.0), address, flags: Flags::SIGNALED }
+        Work::Read { into, range: 0..8, key, address, flags: Flags::SIGNALED }
     }
 
     fn control(to: RemoteAddress, write: &SlotWrite, signaled: bool) -> Work {
         let from = fabric::Source::Inline(write.octets().to_vec());
         let flags = Flags { signaled, ..Flags::default() };
-        Work::Write { from, key: fabric::RemoteKey(to.key.0), address: to.address, flags }
+        Work::Write { from, key: to.key, address: to.address, flags }
     }
 
     fn translate(&mut self, post: Post) {
@@ -235,7 +235,7 @@ impl CreditManager {
                 written.add(u64::from(len) + ready.octets().len() as u64);
                 let buf = self.filled.remove(&slot).expect("a filled slot has its octets");
                 let from = fabric::Source::Buffer { buf, range: 0..len as usize };
-                let key = fabric::RemoteKey(to.key.0);
+                let key = to.key;
                 self.unposted.push(Work::Write { from, key, address: to.address, flags: Flags::SIGNALED });
                 self.unposted.push(Self::control(ready_to, &ready, false));
                 self.expected.push_back(Expected::Egress(id));

@@ -31,7 +31,7 @@ use crate::store::claims::Revoker;
 use crate::wire::memcache::parse::CloseReason;
 use crate::wire::memcache::response as reply;
 use crate::wire::native::conversation::{Conversation, Step};
-use crate::wire::native::descriptor::{Descriptor, Negotiated, Nonce, RemoteAddress, RemoteKey};
+use crate::wire::native::descriptor::{Descriptor, Negotiated, Nonce, RemoteAddress};
 use crate::wire::native::endpoint::EndCause;
 use crate::wire::native::poison::Poison;
 use crate::wire::native::record::Record;
@@ -216,7 +216,7 @@ impl NativeConnection {
         let bufs = qp.allocate(windows.window_bytes() as usize, windows.window_count() as usize)?;
         let sinks = qp.allocate(SINK_BYTES, 2)?;
         let at = |region: &MemoryRegion, address| {
-            let key = RemoteKey(region.remote().key.0);
+            let key = region.remote().key;
             RemoteAddress { address, key }
         };
         // Addresses of regions are at least 2^32, and a half is shorter.

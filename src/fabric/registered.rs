@@ -11,10 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::region::aligned::{AlignedBuf, AlignedPiece};
 use super::region::shared::SharedSpan;
-
-/// Opens memory to one queue pair of a peer: *rkey* in verbs, *STag* in iWARP, *handle* in RPC-over-RDMA.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct RemoteKey(pub u32);
+pub use crate::wire::native::descriptor::RemoteKey;
 
 /// What a peer is told about memory it may reach: `len` octets from `address` on, under `key`.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]

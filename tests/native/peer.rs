@@ -4,7 +4,7 @@ use bulkhead::fabric::{
     self, Access, Address, Attributes, Cause, Event, Fabric, Flags, LocalBuf, MemoryRegion, QueuePair, SharedSpan,
     Source, Status, Work,
 };
-use bulkhead::wire::native::descriptor::{Descriptor, Nonce, RemoteAddress, RemoteKey, RingGeometry, WindowGeometry};
+use bulkhead::wire::native::descriptor::{Descriptor, Nonce, RemoteAddress, RingGeometry, WindowGeometry};
 use bulkhead::wire::native::egress::{Post, WorkId};
 use bulkhead::wire::native::endpoint::{EndCause, Endpoint, Settings};
 use bulkhead::wire::native::requester::{Answer, Requester, Shape};
@@ -92,7 +92,7 @@ impl Peer {
         let rx = SharedSpan::new(windows.half_bytes() as usize).unwrap();
         let ring_region = qp.register(own_ring.clone(), Access::BOTH).unwrap();
         let rx_region = qp.register(rx.clone(), Access::WRITE).unwrap();
-        let at = |region: &MemoryRegion, address| RemoteAddress { address, key: RemoteKey(region.key().0) };
+        let at = |region: &MemoryRegion, address| RemoteAddress { address, key: region.key() };
         let own = Descriptor {
             ring,
             ring_at: at(&ring_region, ring_region.remote().address),
@@ -221,7 +221,7 @@ impl Peer {
     fn translate(&mut self, post: Post) {
         let control = |to: RemoteAddress, write: &SlotWrite, signaled| Work::Write {
             from: Source::Inline(write.octets().to_vec()),
-            key: fabric::RemoteKey(to.key.0),
+            key: to.key,
             address: to.address,
             flags: Flags { signaled, ..Flags::default() },
         };
@@ -235,14 +235,14 @@ impl Peer {
             Post::Body { id, slot, len, to, ready_to, ready, .. } => {
                 let buf = self.bufs[slot as usize].take().expect("a filled slot is here");
                 let from = Source::Buffer { buf, range: 0..len as usize };
-                let key = fabric::RemoteKey(to.key.0);
+                let key = to.key;
                 self.works.push(Work::Write { from, key, address: to.address, flags: Flags::SIGNALED });
                 self.works.push(control(ready_to, &ready, false));
                 self.expected.push_back(id);
             }
             Post::Credits { id, from } => {
                 let into = self.sink.take().expect("one Read at a time");
-                let (key, address) = (fabric::RemoteKey(from.key.0), from.address);
+                let (key, address) = (from.key, from.address);
                 self.works.push(Work::Read { into, range: 0..8, key, address, flags: Flags::SIGNALED });
                 self.expected.push_back(id);
             }

@@ -12,12 +12,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use crate::fabric::{
-    Access, Attributes, Completion, Event, Flags, LocalBuf, MemoryRegion, PostError, QpNum, QueuePair, RemoteKey,
-    SharedSpan, Source, Status, Work, WorkKind,
+    Access, Attributes, Completion, Event, Flags, LocalBuf, MemoryRegion, PostError, QpNum, QueuePair, SharedSpan,
+    Source, Status, Work, WorkKind,
 };
-use crate::wire::native::descriptor::{
-    self, Descriptor, GeometryError, Nonce, RemoteAddress, RingGeometry, WindowGeometry,
-};
+use crate::wire::native::descriptor::{Descriptor, GeometryError, Nonce, RemoteAddress, RingGeometry, WindowGeometry};
 use crate::wire::native::egress::{Post, WorkId};
 use crate::wire::native::endpoint::{EndCause, Endpoint, Settings};
 use crate::wire::native::ring::{COMMIT_BYTES, RECORD_BYTES_MAX, RingMemory};
@@ -108,7 +106,7 @@ impl Prepared {
         let readback = qp.allocate(COUNTER_BYTES, 1).map_err(io::Error::other)?;
         let bulk_address = windows_geometry.bulk_address(windows.remote().address);
         let bulk_address = bulk_address.ok_or_else(|| io::Error::other("a region too low to be described"))?;
-        let at = |address, key: RemoteKey| RemoteAddress { address, key: descriptor::RemoteKey(key.0) };
+        let at = |address, key| RemoteAddress { address, key };
         let own = Descriptor {
             ring: ring_geometry,
             ring_at: at(ring.remote().address, ring.key()),
@@ -296,10 +294,9 @@ impl<V: Clone, M> Port<V, M> {
     }
 
     fn take(&mut self, post: Post) {
-        let fabric = |key: descriptor::RemoteKey| RemoteKey(key.0);
         let control = |to: RemoteAddress, octets: &[u8], signaled| Work::Write {
             from: Source::Inline(octets.to_vec()),
-            key: fabric(to.key),
+            key: to.key,
             address: to.address,
             flags: Flags { signaled, ..Flags::default() },
         };
@@ -311,13 +308,13 @@ impl<V: Clone, M> Port<V, M> {
             Post::Body { id, slot, len, to, ready_to, ready, .. } => {
                 let buf = self.slots[slot as usize].take().expect("a filled slot is not with the fabric");
                 let from = Source::Buffer { buf, range: 0..len as usize };
-                let write = Work::Write { from, key: fabric(to.key), address: to.address, flags: Flags::SIGNALED };
+                let write = Work::Write { from, key: to.key, address: to.address, flags: Flags::SIGNALED };
                 self.work.extend([write, control(ready_to, ready.octets(), false)]);
                 self.posted.extend([Some(id), None]);
             }
             Post::Credits { id, from } => {
                 let into = self.readback.take().expect("one Read is in flight at a time");
-                let (key, address, flags) = (fabric(from.key), from.address, Flags::SIGNALED);
+                let (key, address, flags) = (from.key, from.address, Flags::SIGNALED);
                 self.work.push(Work::Read { into, range: 0..COUNTER_BYTES, key, address, flags });
                 self.posted.push(Some(id));
             }

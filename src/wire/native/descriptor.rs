@@ -30,7 +30,7 @@ const WINDOW_SHIFT_MAX: u16 = 31;
 const NONCE_TAG: u32 = u32::from_be_bytes(*b"BLKH");
 
 /// Key of memory that its owner lets a peer reach: *rkey* to verbs, *STag* to iWARP, *handle* to RPC-over-RDMA.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct RemoteKey(pub u32);
 
 /// An address in memory of the peer and the key that opens it.
