@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Bulkhead beside memcached and beside the bare disk, on one machine, in one run.
 
-usage: benches/compare.py [hot|tail|cold|native|idle ...]     (default: all)
+usage: benches/compare.py [hot|tail|cold|native|short|idle ...]     (default: all)
 environment: ROUNDS (7), SECONDS (1), SERVER_CORE (0), CLIENT_CORE (1), MEMCACHED (memcached), WORK (a directory for pools,
 below target/ by default), PRIORITY (a command in front of servers and clients, such as "chrt -f 1" on a shared machine)
 
 hot     GET and SET of 64 KiB, 1 MiB, 8 MiB, whole values in RAM, against memcached -t 1: throughput and CPU seconds per GiB
 tail    first octet of an 8 MiB value with its tail on disk against one wholly in RAM, on both doors
 cold    GET of 8 MiB values from disk against O_DIRECT reads of 8 MiB from the same pool file
-native  GET over iWARP, CRC off and on, against one bare TCP stream; one connection against four; GET of 100 octets against
-        a blocking TCP ping-pong of 64
+native  GET over iWARP, CRC off and on, against one bare TCP stream; one connection against four
+short   GET of 100 octets against a blocking TCP ping-pong of 64
 idle    CPU of a daemon with 100 open connections, on both doors
 
 Both sides take turns in every round; figures are medians of rounds, ratios medians of the ratios of each round. Rounds
@@ -278,11 +278,16 @@ def native():
         print(f"| {size} | {depth} | {rate('tcp'):.0f} | {rate('off'):.0f} | **{ratio('off', 'tcp'):.2f}** | {rate('on'):.0f} | "
               f"**{ratio('on', 'tcp'):.2f}** | {rate('four'):.0f} | **{ratio('off', 'four'):.2f}** | {messages:.1f} | {ping:.1f} | "
               f"{dropped} |", flush=True)
-    print(f"\n## GET of 100 octets, one request at a time, against a blocking TCP ping-pong of 64 octets")
+    server.stop()
+    tcp.stop()
+
+
+def short():
+    tcp, server, text = BareTcp(), bulkhead("256MiB", native=True), bulkhead("256MiB")
+    print(f"## GET of 100 octets, one at a time, against a blocking TCP ping-pong of 64, {ROUNDS} rounds of {SECONDS / 2:g} s")
     print("| GET p50 us | ping-pong p50 us | ratio | GET p50 us over memcache | dropped |")
     print("|---|---|---|---|---|")
     common = ["--op", "get", "--size", "100", "--keys", "100", "--connections", "1", "--depth", "1"]
-    text = bulkhead("256MiB")
     for each in (server, text):
         bench(each, *common, "--seconds", "300ms")
     rounds = []
@@ -318,7 +323,7 @@ def idle():
 
 
 def main():
-    known = {"hot": hot, "tail": tail, "cold": cold, "native": native, "idle": idle}
+    known = {"hot": hot, "tail": tail, "cold": cold, "native": native, "short": short, "idle": idle}
     wanted = sys.argv[1:] or list(known)
     for name in wanted:
         if name not in known:

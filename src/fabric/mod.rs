@@ -46,6 +46,7 @@ pub mod loopback;
 mod queue;
 pub mod region;
 mod registered;
+pub mod spin;
 pub mod staging;
 pub(crate) mod sys;
 pub mod traced;
