@@ -461,6 +461,7 @@ fn private_data_arrives_octet_for_octet_and_bulk_follows_wherever_the_frames_lie
             let mut pair = Pair::new(&vm, dialler, options(true), &our_data, &siw_data, 2 * REGION_LEN);
             assert_eq!(pair.data, (our_data, siw_data), "{dialler:?} dialled");
             pair.exercise(REGION_LEN);
+            println!("{dialler:?} dialled, {ours_len} octets of ours and {siw_len} of siw's: all arrived");
             pair.part(true);
         }
     }
@@ -582,6 +583,9 @@ fn siws_terminate_ends_our_connection() {
     }
 }
 
+/// Octets of the one Receive that a plain socket finds.
+const RECEIVE_LEN: usize = 64;
+
 /// A plain socket that speaks octets to a listening siw.
 struct Raw {
     stream: TcpStream,
@@ -592,7 +596,7 @@ struct Raw {
 }
 
 impl Raw {
-    fn new(vm: &Vm, request: &Frame, rights: &str) -> Self {
+    fn new(vm: &Vm, request: &Frame) -> Self {
         let (mut ours, mut peer) = (Ours::new(options(true)), vm.peer());
         let port: u16 = peer.order(&mut ours, "listen 10.98.0.1 0", "listening")[0].parse().unwrap();
         peer.tell("request");
@@ -601,7 +605,8 @@ impl Raw {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(&request.encode(FrameKind::Request)).unwrap();
         assert_eq!(peer.hear(&mut ours)[0], "request");
-        let theirs = peer.region(&mut ours, 4096, rights);
+        let theirs = peer.region(&mut ours, 4096, "wr");
+        peer.order(&mut ours, &format!("receive 0 0 {RECEIVE_LEN}"), "posted");
         peer.order(&mut ours, "accept - 16 16", "established");
         let mut inbox = Vec::new();
         let reply = loop {
@@ -626,11 +631,13 @@ impl Raw {
     }
 
     /// Says this, and hears siw to its end: what it said.
-    fn to_the_end(mut self, octets: &[u8]) -> Vec<u8> {
+    fn last_words(mut self, octets: &[u8]) -> Vec<u8> {
         self.stream.write_all(octets).unwrap();
         let mut said = Vec::new();
         // An end by reset says as much as one by goodbye.
-        let _ = self.stream.read_to_end(&mut said);
+        if let Err(error) = self.stream.read_to_end(&mut said) {
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "siw goes on");
+        }
         assert_eq!(self.peer.ask(&mut self.ours, "event")[1], "RDMA_CM_EVENT_DISCONNECTED");
         said
     }
@@ -711,10 +718,23 @@ fn siws_terminates_octet_for_octet() {
             "RDMAP error, type 1 code 1",
         ),
         (
-            "Send, no Receive",
-            Box::new(|_, _| fpdu(&untagged(0x43, 0, 0, 1, 0), &body)),
+            "Send, no second Receive",
+            Box::new(|_, _| [1, 2].map(|msn| fpdu(&untagged(0x43, 0, 0, msn, 0), &body)).concat()),
             [0x21, 2, 3, 0],
             "DDP error, type 2 code 2",
+        ),
+        // DDP has a code for it, which is 5.
+        (
+            "Send, too long",
+            Box::new(|_, _| fpdu(&untagged(0x43, 0, 0, 1, 0), &[9; RECEIVE_LEN + 1])),
+            [0x21, 2, 3, 0],
+            "DDP error, type 2 code 2",
+        ),
+        (
+            "Send, message offset",
+            Box::new(|_, _| fpdu(&untagged(0x43, 0, 0, 1, 8), &body)),
+            [0x21, 4, 3, 0],
+            "DDP error, type 2 code 4",
         ),
         (
             "Send, MSN",
@@ -755,10 +775,10 @@ fn siws_terminates_octet_for_octet() {
         ),
     ];
     for (what, say, head, meaning) in table {
-        let raw = Raw::new(&vm, &raw_request(), "wr");
+        let raw = Raw::new(&vm, &raw_request());
         assert!(raw.reply.crc && raw.reply.word.is_some(), "{:?}", raw.reply);
         let octets = say(raw.theirs.span.key.0, raw.theirs.span.address);
-        let said = raw.to_the_end(&octets);
+        let said = raw.last_words(&octets);
         println!("{what}: {}", hex(&said));
         assert!(!said.is_empty(), "{what}: an end without a Terminate");
         let (ulpdu, total) = mpa::split_fpdu(&said, true).unwrap().unwrap();
@@ -772,6 +792,28 @@ fn siws_terminates_octet_for_octet() {
     }
 }
 
+/// A Send that invalidates what cannot be completes in error at siw, and the connection goes on: neither Terminate nor end.
+/// The next error sends the Terminate.
+#[test]
+fn siw_keeps_the_terminate_of_an_invalidation_for_later() {
+    let Some(vm) = Vm::here() else { return };
+    let mut raw = Raw::new(&vm, &raw_request());
+    let say = |own, control, msn| {
+        let header = Untagged { last: true, control, own, queue: 0, msn: Msn(msn), offset: 0 };
+        fpdu(&header.encode(), &[9; 8])
+    };
+    let stag = raw.theirs.span.key.0 ^ 0x100;
+    raw.stream.write_all(&say(stag, Operation::SendInvalidate.control(), 1)).unwrap();
+    let words = raw.peer.order(&mut raw.ours, "poll", "completion");
+    assert_eq!(words[0], "receive");
+    println!("{words:?}");
+    let said = raw.last_words(&say(0, Operation::Send.control(), 2));
+    println!("{}", hex(&said));
+    let (ulpdu, _) = mpa::split_fpdu(&said, true).unwrap().expect("a Terminate");
+    assert_eq!(ulpdu[1], Operation::Terminate.control());
+    assert_ne!(words[1], "0");
+}
+
 /// What siw answers to Requests as other initiators make them.
 #[test]
 fn siw_answers_requests_of_other_kinds() {
@@ -780,7 +822,7 @@ fn siw_answers_requests_of_other_kinds() {
     for (request, crc) in
         [(plain(1, false), false), (plain(1, true), true), (plain(2, false), false), (raw_request(), true)]
     {
-        let raw = Raw::new(&vm, &request, "wr");
+        let raw = Raw::new(&vm, &request);
         println!("{request:?}: {:?}", raw.reply);
         assert_eq!(raw.reply.revision, request.revision);
         assert_eq!((raw.reply.crc, raw.reply.word.is_some()), (crc, request.word.is_some()));

@@ -57,8 +57,13 @@ static void failed(const char *what) { printf("error %s: %s\n", what, strerror(e
 static void print_hex(const void *data, size_t len) {
     const unsigned char *octets = data;
     if (len == 0) putchar('-');
-    for (size_t n = 0; n < len; n++) printf("%02x", octets[n]);
+    for (size_t n = 0; n < len; n++) {
+        putchar("0123456789abcdef"[octets[n] >> 4]);
+        putchar("0123456789abcdef"[octets[n] & 15]);
+    }
 }
+
+static int digit(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
 
 /* Octets of a hexadecimal word, at most `max`; -1 if it is none. */
 static int parse_hex(const char *word, unsigned char *out, size_t max) {
@@ -66,7 +71,9 @@ static int parse_hex(const char *word, unsigned char *out, size_t max) {
     if (strcmp(word, "-") == 0) return 0;
     if (strlen(word) % 2 || len > max) return -1;
     for (size_t n = 0; n < len; n++) {
-        if (sscanf(word + 2 * n, "%2hhx", &out[n]) != 1) return -1;
+        int high = digit(word[2 * n]), low = digit(word[2 * n + 1]);
+        if (high < 0 || low < 0) return -1;
+        out[n] = (unsigned char)(high << 4 | low);
     }
     return (int)len;
 }
