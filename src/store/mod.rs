@@ -161,6 +161,8 @@ pub struct Counters {
     pub claims_refused: AtomicU64,
     pub written_behind_bytes: AtomicU64,
     pub warmed: AtomicU64,
+    /// Octets of them, copied once more.
+    pub warmed_bytes: AtomicU64,
     pub head_hits: AtomicU64,
     pub head_misses: AtomicU64,
 }
@@ -494,6 +496,7 @@ impl Store {
             block.as_mut_slice()[..octets.len()].copy_from_slice(octets);
             segment.warm(block);
             Counters::add(&shared.counters.warmed, 1);
+            Counters::add(&shared.counters.warmed_bytes, octets.len() as u64);
         }
     }
 

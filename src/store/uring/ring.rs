@@ -88,6 +88,7 @@ impl<T> Ring<T> {
     pub(super) fn start(&mut self, mut operation: Operation<T>) {
         let (base, memory_bytes) = match &mut operation.payload {
             Payload::Read(buf) => (buf.as_mut_slice().as_mut_ptr(), buf.as_slice().len()),
+            Payload::ReadSlot(buf) => (buf.as_mut_slice().as_mut_ptr(), buf.len()),
             Payload::Write(from) => {
                 let slice = from.as_slice();
                 (slice.as_ptr().cast_mut(), slice.len())
@@ -123,10 +124,13 @@ impl<T> Ring<T> {
                 opcode::ReadFixed::new(types::Fixed(file), memory, len, buf).offset(offset).build()
             }
             (Payload::Read(_), Some(buf), None) => opcode::ReadFixed::new(fd, memory, len, buf).offset(offset).build(),
-            (Payload::Read(_), None, Some(file)) => {
+            // Slots come and go with connections, so they are not registered.
+            (Payload::Read(_) | Payload::ReadSlot(_), _, Some(file)) => {
                 opcode::Read::new(types::Fixed(file), memory, len).offset(offset).build()
             }
-            (Payload::Read(_), None, None) => opcode::Read::new(fd, memory, len).offset(offset).build(),
+            (Payload::Read(_) | Payload::ReadSlot(_), _, None) => {
+                opcode::Read::new(fd, memory, len).offset(offset).build()
+            }
             (Payload::Write(_), _, Some(file)) => {
                 opcode::Write::new(types::Fixed(file), memory, len).offset(offset).build()
             }
