@@ -13,7 +13,7 @@
 //! until its last window is filled, unless others of the lane wait for buffers.
 //!
 //! A part of a slot that is away at the disk belongs to the read alone. When the connection ends, the actor stays until
-//! every one is back, and keeps what the connection must not give up before (design.md, section 7): its queue pair, its
+//! every one is back, and keeps what the connection must not give up before (docs/design.md, section 1): its queue pair, its
 //! regions and its place among the connections.
 //!
 //! Its mailbox is used by `do_send` alone: `Fill` for each place of the connection, one answer for each read.

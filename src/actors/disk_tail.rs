@@ -672,6 +672,8 @@ impl Handler<Stop> for DiskTail {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fabric::loopback::Loopback;
+    use crate::fabric::{Address, Attributes, Fabric};
     use crate::store::pool::{PoolDir, PoolFile};
     use proptest::prelude::*;
     use std::os::unix::fs::FileExt;
@@ -683,6 +685,7 @@ mod tests {
     #[derive(Debug)]
     enum Answer {
         Read(TailRead),
+        ReadSlot(TailRead<LocalBuf>),
         Written(TailWritten),
     }
 
@@ -690,6 +693,7 @@ mod tests {
         fn ticket(&self) -> u64 {
             match self {
                 Self::Read(read) => read.ticket,
+                Self::ReadSlot(read) => read.ticket,
                 Self::Written(written) => written.ticket,
             }
         }
@@ -697,6 +701,7 @@ mod tests {
         fn error(&self) -> Option<TailError> {
             match self {
                 Self::Read(read) => read.result.err(),
+                Self::ReadSlot(read) => read.result.err(),
                 Self::Written(written) => written.result.err(),
             }
         }
@@ -713,6 +718,13 @@ mod tests {
         type Result = ();
         fn handle(&mut self, read: TailRead, _: &mut Self::Context) {
             let _ = self.0.send(Answer::Read(read));
+        }
+    }
+
+    impl Handler<TailRead<LocalBuf>> for Sink {
+        type Result = ();
+        fn handle(&mut self, read: TailRead<LocalBuf>, _: &mut Self::Context) {
+            let _ = self.0.send(Answer::ReadSlot(read));
         }
     }
 
@@ -798,14 +810,26 @@ mod tests {
         async fn written(&mut self) -> TailWritten {
             match self.answers.recv().await.unwrap() {
                 Answer::Written(written) => written,
-                Answer::Read(read) => panic!("{read:?}"),
+                other => panic!("{other:?}"),
             }
         }
 
         async fn was_read(&mut self) -> TailRead {
             match self.answers.recv().await.unwrap() {
                 Answer::Read(read) => read,
-                Answer::Written(written) => panic!("{written:?}"),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn read_to_slot(&self, ticket: u64, extent: ExtentId, len: usize, crcs: [u32; 4], into: LocalBuf) {
+            let (keep, reply) = (Arc::clone(&self.keep), self.sink.clone().recipient());
+            self.tail().do_send(ReadTail { extent, len: len as u32, crcs, into, keep, ticket, reply });
+        }
+
+        async fn slot_was_read(&mut self) -> TailRead<LocalBuf> {
+            match self.answers.recv().await.unwrap() {
+                Answer::ReadSlot(read) => read,
+                other => panic!("{other:?}"),
             }
         }
 
@@ -816,6 +840,13 @@ mod tests {
             assert_eq!(self.metrics.in_flight.load(Ordering::Relaxed), 0);
             assert_eq!(self.metrics.waiting.load(Ordering::Relaxed), 0);
         }
+    }
+
+    /// Memory of some queue pair.
+    fn slot(len: usize) -> LocalBuf {
+        let lane = Loopback::new().lane().unwrap();
+        let qp = lane.dial(&Address::Name("nobody".to_owned()), Attributes::default()).unwrap();
+        qp.allocate(len, 1).unwrap().remove(0)
     }
 
     fn octets(len: usize, seed: u64) -> Vec<u8> {
@@ -868,6 +899,73 @@ mod tests {
             assert_eq!(bench.metrics.reads.load(Ordering::Relaxed), lens.len() as u64);
             assert_eq!(bench.metrics.write_bytes.load(Ordering::Relaxed), total as u64);
             assert_eq!(bench.metrics.read_bytes.load(Ordering::Relaxed), total as u64);
+        }
+    }
+
+    #[actix::test]
+    async fn parts_of_a_slot_are_read_at_the_same_time_and_checked_where_they_lie() {
+        for backend in BACKENDS {
+            let mut bench = Bench::started(backend, 1, 4);
+            let lens = [SEGMENT, 131_072, 5000];
+            let mut crcs = [[0; 4]; 3];
+            for (at, &len) in (0..).zip(&lens) {
+                bench.write(at.into(), extent(0, at, len), &octets(len, at.into()));
+                crcs[at as usize] = bench.written().await.result.unwrap();
+            }
+            let mut rest = slot(2 * SEGMENT);
+            let whole = rest.as_slice().as_ptr();
+            for (at, &len) in (0..).zip(&lens) {
+                let behind = rest.split_off(len.next_multiple_of(4096));
+                let part = std::mem::replace(&mut rest, behind);
+                bench.read_to_slot(at.into(), extent(0, at, len), len, crcs[at as usize], part);
+            }
+            let mut parts = [None, None, None];
+            for _ in &lens {
+                let read = bench.slot_was_read().await;
+                assert_eq!(read.result, Ok(()));
+                parts[read.ticket as usize] = Some(read.buf);
+            }
+            let [first, second, third] = parts.map(Option::unwrap);
+            let mut slot = first;
+            for part in [second, third, rest] {
+                slot.rejoin(part);
+            }
+            assert_eq!((slot.as_slice().as_ptr(), slot.len()), (whole, 2 * SEGMENT));
+            let mut at = 0;
+            for (seed, &len) in (0..).zip(&lens) {
+                assert!(slot.as_slice()[at..at + len] == octets(len, seed));
+                at += len;
+            }
+            assert!(slot.as_slice()[at.next_multiple_of(4096)..].iter().all(|&octet| octet == 0));
+            assert_eq!(bench.staging.available(), bench.staging.count());
+            bench.assert_all_back();
+        }
+    }
+
+    #[actix::test]
+    async fn a_slot_comes_back_whatever_becomes_of_its_read() {
+        for backend in BACKENDS {
+            let mut bench = Bench::started(backend, 1, 1);
+            bench.write(0, extent(0, 0, SEGMENT), &octets(SEGMENT, 1));
+            let mut crcs = bench.written().await.result.unwrap();
+            let short = slot(SEGMENT - 4096);
+            bench.read_to_slot(1, extent(0, 0, SEGMENT), SEGMENT, crcs, short);
+            let read = bench.slot_was_read().await;
+            assert_eq!((read.buf.len(), read.result), (SEGMENT - 4096, Err(TailError::Io(Errno(libc::EINVAL)))));
+            crcs[3] ^= 1;
+            bench.read_to_slot(2, extent(0, 0, SEGMENT), SEGMENT, crcs, slot(SEGMENT));
+            let read = bench.slot_was_read().await;
+            assert_eq!((read.buf.len(), read.result), (SEGMENT, Err(TailError::Checksum { block: 3 })));
+            // One of them may be at the disk when the end comes, the others wait.
+            for ticket in 3..6 {
+                bench.read_to_slot(ticket, extent(0, 0, SEGMENT), SEGMENT, crcs, slot(SEGMENT));
+            }
+            bench.tail().send(Stop).await.unwrap();
+            for _ in 3..6 {
+                let read = bench.slot_was_read().await;
+                assert!(read.result.is_err() && read.buf.len() == SEGMENT);
+            }
+            bench.assert_all_back();
         }
     }
 
@@ -1167,6 +1265,7 @@ mod tests {
                 assert_eq!(read.result, Ok(()));
                 assert!(read.buf.as_slice()[..known.segment.len()] == known.segment);
             }
+            Answer::ReadSlot(read) => panic!("nobody asked for {read:?}"),
             Answer::Written(answer) => {
                 known.segment.clone_from(written.as_ref().expect("a write was asked"));
                 known.crcs = answer.result.unwrap();
