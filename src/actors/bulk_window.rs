@@ -499,6 +499,8 @@ impl Handler<Stop> for BulkWindow {
     fn handle(&mut self, _: Stop, ctx: &mut Self::Context) {
         self.stopping = true;
         self.credit = None;
+        // The disk needs the segments it reads, which it has, and no pin.
+        self.slots.cancel_all();
         self.jobs.clear();
         self.reads.clear();
         self.kept = None;
