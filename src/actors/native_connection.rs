@@ -12,7 +12,8 @@
 //! into the pages of the value that is arriving, and given back.
 //!
 //! The end: the queue pair is told to disconnect, the connection stays, silent, until the fabric has reported its last
-//! event, and only then are memory regions and the place among the connections given back.
+//! event, and `BulkWindow` until the disk has returned its slots. Only then are memory regions and the place among the
+//! connections given back.
 //!
 //! Its mailbox is used by `do_send` alone: events of a queue pair whose depth bounds them, and answers to what was asked.
 
@@ -39,6 +40,7 @@ use crate::wire::native::ring::{ControlRing, RingMemory};
 use crate::wire::native::stream::{Inbound, Outbound, PIPELINE_BYTES_MAX, Value};
 use crate::wire::native::window::RxWindows;
 use actix::prelude::*;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -150,6 +152,13 @@ pub struct NativeConnection {
     credit: Addr<CreditManager>,
     bulk: Addr<BulkWindow>,
     lane: NativeLane,
+    _life: Rc<Life>,
+}
+
+/// What is given back last, in this order: not before the disk has returned the last slot it was to fill, so
+/// `BulkWindow` has it too.
+struct Life {
+    _qp: Arc<dyn QueuePair>,
     _regions: [MemoryRegion; 2],
     _admission: Admission,
 }
@@ -236,7 +245,8 @@ impl NativeConnection {
             let address = ctx.address();
             let revoker: Revoker = Arc::new(move || address.do_send(Revoked));
             let receiving = RxWindows::new(own.windows, limits);
-            let bulk = BulkWindow::new(bufs, lane.lane.clone()).start();
+            let life = Rc::new(Life { _qp: qp.clone(), _regions: [ring_region, rx_region], _admission: admission });
+            let bulk = BulkWindow::new(bufs, lane.lane.clone(), life.clone()).start();
             let metrics = lane.lane.session.metrics.clone();
             let credit = CreditManager::new(Parts {
                 peer,
@@ -284,8 +294,7 @@ impl NativeConnection {
                 credit,
                 bulk,
                 lane,
-                _regions: [ring_region, rx_region],
-                _admission: admission,
+                _life: life,
             }
         });
         attachments.attach(number, address.clone().recipient());
@@ -435,6 +444,7 @@ impl NativeConnection {
             let count = spare.len().min(len - self.lease_copied);
             self.own_rx.copy_out(offset + self.lease_copied, &mut spare[..count]);
             draft.advance(count);
+            self.lane.lane.session.metrics.copied.window_to_arena.add(count as u64);
             self.lease_copied += count;
             self.exchange.touch_claim();
         }
