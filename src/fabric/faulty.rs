@@ -219,6 +219,10 @@ impl QueuePair for FaultyQueuePair {
         self.inner.kick();
     }
 
+    fn rest(&self) {
+        self.inner.rest();
+    }
+
     fn disconnect(&self) {
         self.inner.disconnect();
     }

@@ -42,6 +42,8 @@ pub type Geometry = (u32, u64, u32);
 
 /// One connection.
 pub struct Peer {
+    /// What the server told of itself.
+    pub server: Descriptor,
     pub lane: Arc<dyn fabric::Lane>,
     pub qp: Box<dyn QueuePair>,
     pub endpoint: Endpoint<Arc<Vec<u8>>, Requester>,
@@ -126,6 +128,7 @@ impl Peer {
             stall_timeout: Duration::from_secs(30),
         };
         Dialled::Connected(Box::new(Self {
+            server,
             lane,
             qp,
             endpoint: Endpoint::new(settings, Requester::new(!server.nonce.is_ours())),
@@ -154,6 +157,11 @@ impl Peer {
 
     pub fn get(&mut self, keys: &str) {
         self.ask(&format!("get {keys}\r\n"), Shape::Values);
+    }
+
+    /// Records of the server that were read.
+    pub fn consumed(&self) -> usize {
+        self.ring.load(0) as usize
     }
 
     /// One turn. True if something moved.
