@@ -583,8 +583,9 @@ fn recorded(door: SocketAddr) -> Vec<Step> {
                 _ => peer.ask("touch b 0\r\n", bulkhead::wire::native::requester::Shape::Line),
             }
             while peer.answers.is_empty() {
-                let after = peer.consumed();
+                // A turn reads first, and posts then.
                 peer.turn();
+                let after = peer.consumed();
                 for entry in trace.take() {
                     let What::Posted { kind: WorkKind::Write, len, target, inline, .. } = entry.what else { continue };
                     let (key, address) = target.unwrap();
@@ -826,7 +827,7 @@ fn stopped_at(scene: &Scene, stage: usize, n: usize) -> Wire {
         7 => {
             let octets = wire.inline(&"get nothing\r\n".repeat(200));
             wire.say(&octets);
-            wire.hear(300, PATIENCE);
+            wire.hear(1, PATIENCE);
         }
         // Within a frame.
         _ => {

@@ -22,7 +22,7 @@ pub struct Faults {
     pub delay_per_mille: u32,
     /// Of posts: refused as if the queue were full.
     pub refuse_per_mille: u32,
-    /// Of dials, admissions, allocations and registrations: refused as if memory were short.
+    /// Of dials, admissions, allocations, registrations and `establish`: refused as if memory were short.
     pub shortage_per_mille: u32,
 }
 
@@ -196,6 +196,7 @@ impl QueuePair for FaultyQueuePair {
     }
 
     fn establish(&self, private_data: &[u8]) -> Result<(), FabricError> {
+        self.plan.shortage()?;
         self.inner.establish(private_data)
     }
 
