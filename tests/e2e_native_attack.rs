@@ -6,6 +6,7 @@
 //! `BULKHEAD_ATTACK_SEED` say otherwise.
 
 mod common;
+#[allow(dead_code, reason = "a peer with manners, of which this needs a part")]
 #[path = "native/peer.rs"]
 mod peer;
 #[path = "native/raw.rs"]
@@ -799,7 +800,8 @@ fn stopped_at(scene: &Scene, stage: usize, n: usize) -> Wire {
         return wire;
     }
     let geometry = match stage {
-        6 | 7 => (2, 4096, 2),
+        6 => (8, 4096, 2),
+        7 => (2, 4096, 2),
         _ => DEFAULT,
     };
     let mut wire = Wire::connect(door, geometry, true);
