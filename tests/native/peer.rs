@@ -43,6 +43,7 @@ pub type Geometry = (u32, u64, u32);
 /// One connection.
 pub struct Peer {
     /// What the server told of itself.
+    #[allow(dead_code, reason = "for who looks at single Writes")]
     pub server: Descriptor,
     pub lane: Arc<dyn fabric::Lane>,
     pub qp: Box<dyn QueuePair>,
@@ -160,6 +161,7 @@ impl Peer {
     }
 
     /// Records of the server that were read.
+    #[allow(dead_code, reason = "for who looks at single Writes")]
     pub fn consumed(&self) -> usize {
         self.ring.load(0) as usize
     }

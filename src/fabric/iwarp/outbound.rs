@@ -229,7 +229,7 @@ mod tests {
                 Chunk::Payload(..) => Vec::new(),
             })
             .collect();
-        assert!(found == Vec::from(expected));
+        assert!(expected == found);
         out.advance(found.len());
         out.rest();
         assert_eq!((out.bytes.capacity(), out.cut), (0, 0));
