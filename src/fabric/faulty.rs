@@ -164,6 +164,10 @@ impl Lane for FaultyLane {
         self.inner.deadline()
     }
 
+    fn reports_writes(&self) -> bool {
+        self.inner.reports_writes()
+    }
+
     fn resources(&self) -> Resources {
         self.inner.resources()
     }
