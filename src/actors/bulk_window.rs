@@ -12,7 +12,7 @@
 //! Its mailbox is used by `do_send` alone: `Fill` for each place of the connection, one answer for each read.
 
 use crate::actors::connection::Lane;
-use crate::actors::credit_manager::{CreditManager, Failed, Filled};
+use crate::actors::credit_manager::{Failed, Filled};
 use crate::actors::disk_tail::{ReadTail, TailRead};
 use crate::fabric::LocalBuf;
 use crate::fabric::staging::StagingBuf;
@@ -75,10 +75,13 @@ pub struct SlotsRetired(pub Vec<(TxSlot, Option<LocalBuf>)>);
 #[rtype(result = "()")]
 pub struct Cancel(pub Vec<Ticket>);
 
-/// Filled from by name: who it is that fills has to be known before it starts.
-#[derive(Debug, Message)]
+/// Who gets what is filled: known only once this actor is.
+#[derive(Message)]
 #[rtype(result = "()")]
-pub struct Serve(pub Addr<CreditManager>);
+pub struct Serve {
+    pub filled: Recipient<Filled>,
+    pub failed: Recipient<Failed>,
+}
 
 /// End now: reads under way give their buffers back to nobody.
 #[derive(Debug, Message)]
@@ -120,7 +123,7 @@ pub struct BulkWindow {
     kept: Option<(Arc<Segment>, StagingBuf)>,
     waits_for_staging: bool,
     lane: Lane,
-    credit: Option<Addr<CreditManager>>,
+    credit: Option<Serve>,
 }
 
 impl BulkWindow {
@@ -293,7 +296,7 @@ impl BulkWindow {
                 self.lane.session.store.drop_lost(piece.value.pinned().object());
                 if let Some(credit) = &self.credit {
                     messages.add(1);
-                    credit.do_send(Failed { ticket });
+                    credit.failed.do_send(Failed { ticket });
                 }
             }
             return;
@@ -301,7 +304,7 @@ impl BulkWindow {
         match (self.slots.handle_filled(ticket), &self.credit) {
             (Some(slot), Some(credit)) => {
                 messages.add(1);
-                credit.do_send(Filled { ticket, slot, buf });
+                credit.filled.do_send(Filled { ticket, slot, buf });
             }
             (Some(slot), None) => {
                 self.bufs[index as usize] = Some(buf);
@@ -320,7 +323,7 @@ impl Handler<Serve> for BulkWindow {
     type Result = ();
 
     fn handle(&mut self, serve: Serve, _: &mut Self::Context) {
-        self.credit = Some(serve.0);
+        self.credit = Some(serve);
     }
 }
 

@@ -193,7 +193,7 @@ impl NativeConnection {
                 sinks,
             })
             .start();
-            bulk.do_send(bulk_window::Serve(credit.clone()));
+            bulk.do_send(bulk_window::Serve { filled: credit.clone().recipient(), failed: credit.clone().recipient() });
             metrics.connections.total.add(1);
             metrics.connections.current.add(1);
             metrics.native.total.add(1);
