@@ -359,14 +359,16 @@ mod tests {
 
     #[test]
     fn a_stop_ends_a_connection_by_this_table() {
-        let (second, deep) = (Duration::from_secs(1), Err(EndCause::PipelineTooDeep));
+        type Looks = &'static [(u32, u64, Result<(), EndCause>)];
+        const DEEP: Result<(), EndCause> = Err(EndCause::PipelineTooDeep);
+        let second = Duration::from_secs(1);
         // (seconds of the stop's beginning and what was read, those of looks and what they come to)
-        let table: [(Option<u64>, &[(u32, u64, _)]); 4] = [
+        let table: [(Option<u64>, Looks); 4] = [
             (None, &[(100, 0, Ok(()))]),
-            (Some(7), &[(9, 7, Ok(())), (10, 7, deep)]),
+            (Some(7), &[(9, 7, Ok(())), (10, 7, DEEP)]),
             // Something was read: it counts from then.
-            (Some(7), &[(9, 8, Ok(())), (11, 8, Ok(())), (12, 8, deep)]),
-            (Some(7), &[(50, 8, Ok(())), (52, 9, Ok(())), (54, 10, Ok(())), (57, 10, deep)]),
+            (Some(7), &[(9, 8, Ok(())), (11, 8, Ok(())), (12, 8, DEEP)]),
+            (Some(7), &[(50, 8, Ok(())), (52, 9, Ok(())), (54, 10, Ok(())), (57, 10, DEEP)]),
         ];
         for (stopped, looks) in table {
             let mut watch = StopWatch::default();
