@@ -323,6 +323,11 @@ impl Event {
             | Self::Disconnected { qp, .. } => Some(*qp),
         }
     }
+
+    /// Nothing of its queue pair comes after it.
+    fn is_last(&self) -> bool {
+        matches!(self, Self::Rejected { .. } | Self::Disconnected { .. })
+    }
 }
 
 /// Why a connection ended.

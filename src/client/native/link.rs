@@ -240,7 +240,7 @@ impl Dial {
                     return Ok(Some(Link {
                         url: self.url.clone(),
                         lane: Arc::clone(&self.lane),
-                        port: prepared.attach(peer, requester, STALL_TIMEOUT),
+                        port: prepared.attach(peer, requester, STALL_TIMEOUT, now),
                         events: Vec::new(),
                         requests: VecDeque::new(),
                         asked: 0,
