@@ -255,7 +255,13 @@ async fn peers_that_vanish_in_the_middle_leave_nothing() {
 
 #[actix::test]
 async fn a_fabric_that_fails_costs_connections_and_nothing_else() {
-    let faults = Faults { drop_per_mille: 5, delay_per_mille: 200, refuse_per_mille: 100, shortage_per_mille: 20 };
+    let faults = Faults {
+        drop_per_mille: 5,
+        delay_per_mille: 200,
+        hold_per_mille: 200,
+        refuse_per_mille: 100,
+        shortage_per_mille: 20,
+    };
     for seed in 0..4 {
         let network = Loopback::new();
         let server = Faulty::new(Arc::new(network.clone()), seed, faults);

@@ -93,6 +93,11 @@ impl LocalBuf {
         self.piece.index()
     }
 
+    /// Who may use it.
+    pub(super) fn domain(&self) -> Domain {
+        self.domain
+    }
+
     /// Octets, a multiple of 4 KiB.
     pub fn len(&self) -> usize {
         self.piece.as_slice().len()

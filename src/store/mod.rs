@@ -451,12 +451,12 @@ impl Store {
         key: &[u8],
         draft: Draft,
         flags: u32,
-        expiry: u64,
+        expiry: impl Into<Expiry>,
         condition: Condition,
         now: u64,
     ) -> Committed {
         let (class, len, pieces, claim) = draft.into_parts();
-        let done = self.publish(key, pieces, class, len, flags, expiry, condition, now);
+        let done = self.publish(key, pieces, class, len, flags, expiry.into(), condition, now);
         drop(claim);
         done
     }
@@ -470,7 +470,7 @@ impl Store {
             Err(short) => return Joined::Short(draft, short),
         };
         let condition = Condition::Version(old.version());
-        match self.publish(old.key(), pieces, class, len, old.flags(), KEEP_EXPIRY, condition, now) {
+        match self.publish(old.key(), pieces, class, len, old.flags(), Expiry::Kept, condition, now) {
             Committed::Exists => Joined::Changed(draft),
             done => Joined::Done(done),
         }
@@ -722,7 +722,7 @@ impl Store {
         class: Class,
         len: u64,
         flags: u32,
-        expiry: u64,
+        expiry: Expiry,
         condition: Condition,
         now: u64,
     ) -> Committed {
@@ -736,7 +736,7 @@ impl Store {
             footprint: footprint(len, class),
             pieces: pieces.into(),
             version: AtomicU64::new(u64::MAX),
-            expiry: AtomicU64::new(expiry),
+            expiry: AtomicU64::new(if let Expiry::At(at) = expiry { at } else { 0 }),
             uses: 0.into(),
             read: false.into(),
             pins: 0.into(),
@@ -748,7 +748,7 @@ impl Store {
                 if let Some(refusal) = refusal(condition, living) {
                     return refusal;
                 }
-                if expiry == KEEP_EXPIRY {
+                if expiry == Expiry::Kept {
                     // Read here and not before: a touch in between must not be lost.
                     object.expiry.store(entry.get().expiry(), Ordering::Relaxed);
                 }
@@ -845,9 +845,20 @@ impl Store {
     }
 }
 
-/// In place of an expiry: that of the object which is replaced, as it is at that moment. Only with
-/// [`Condition::Version`], which makes sure that there is one.
-pub const KEEP_EXPIRY: u64 = u64::MAX;
+/// When a new object expires.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Expiry {
+    /// At this second of the store's clock; 0 is never.
+    At(u64),
+    /// When the object expires that is replaced, as it is at that moment. Never, if there is none.
+    Kept,
+}
+
+impl From<u64> for Expiry {
+    fn from(at: u64) -> Self {
+        Self::At(at)
+    }
+}
 
 /// Why `condition` does not hold for what is there, if it does not.
 fn refusal(condition: Condition, living: Option<u64>) -> Option<Committed> {
@@ -964,7 +975,7 @@ mod tests {
         draft.put(b"2");
         assert!(store.touch(b"n", now + 100, now));
         let condition = Condition::Version(old.version());
-        assert!(matches!(store.commit(b"n", draft, 0, KEEP_EXPIRY, condition, now), Committed::Stored { .. }));
+        assert!(matches!(store.commit(b"n", draft, 0, Expiry::Kept, condition, now), Committed::Stored { .. }));
         assert_eq!(store.peek(b"n", now).unwrap().expiry(), now + 100);
     }
 }
