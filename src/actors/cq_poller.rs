@@ -367,24 +367,17 @@ async fn poll(lane: Arc<dyn fabric::Lane>, attachments: Attachments) {
     };
     let reports_writes = lane.reports_writes();
     let mut events = Vec::with_capacity(EVENTS_PER_TURN);
-<<<<<<< HEAD
-    let mut backoff = Backoff::new();
-    loop {
-        let more = lane.progress(Instant::now(), &mut events, EVENTS_PER_TURN);
-        if attachments.hand_out(&mut events, reports_writes) || more {
-=======
-    let mut spin = Spin::default();
+    let (mut spin, mut backoff) = (Spin::default(), Backoff::new());
     loop {
         let now = Instant::now();
         let more = lane.progress(now, &mut events, EVENTS_PER_TURN);
-        let has_news = attachments.hand_out(&mut events) || more;
+        let has_news = attachments.hand_out(&mut events, reports_writes) || more;
         if has_news {
             spin.handle_news(now);
+            backoff = Backoff::new();
         }
         if has_news || spin.is_worth_it(now) {
->>>>>>> origin/main
             // What the batch brings about, posts above all, comes before the next one.
-            backoff = Backoff::new();
             tokio::task::yield_now().await;
             continue;
         }

@@ -30,6 +30,7 @@ mod native_role_tests;
 mod native_tests;
 #[cfg(test)]
 mod rig;
+mod slot_memory;
 pub mod store;
 
 use crate::actors::connection::Lane;

@@ -12,7 +12,8 @@
 //! straight into the pages of the value that is arriving, and given back.
 //!
 //! The end: the queue pair is told to disconnect, the connection stays, silent, until the fabric has reported its last
-//! event, and only then are memory regions and the place among the connections given back.
+//! event, and `BulkWindow` until the disk has returned its slots. Only then are memory regions and the place among the
+//! connections given back.
 //!
 //! Its mailbox is used by `do_send` alone: events of a queue pair whose depth bounds them, and answers to what was asked.
 
@@ -37,6 +38,7 @@ use crate::wire::native::intake::{Intake, RingReader, Room};
 use crate::wire::native::session::{Limits, Load, LookAhead, Over, Session};
 use crate::wire::native::stream::{Inbound, Outbound, PIPELINE_BYTES_MAX, Value};
 use actix::prelude::*;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -110,7 +112,6 @@ pub struct NativeConnection {
     inbound: Inbound,
     outward: Outward,
     session: Session,
-    rx: RxHalf,
     /// Octets of the window at the front that were copied.
     lease_copied: usize,
     /// Tells the poller what was read.
@@ -128,7 +129,15 @@ pub struct NativeConnection {
     credit: Addr<CreditManager>,
     bulk: Addr<BulkWindow>,
     lane: NativeLane,
+    life: Rc<Life>,
+}
+
+/// What is given back last, in this order: not before the disk has returned the last slot it was to fill, so
+/// `BulkWindow` has it too.
+struct Life {
+    _qp: Arc<dyn QueuePair>,
     _control: ControlRegion,
+    rx: RxHalf,
     _admission: Admission,
 }
 
@@ -180,7 +189,8 @@ impl NativeConnection {
         let address = Self::create(|ctx| {
             let address = ctx.address();
             let revoker: Revoker = Arc::new(move || address.do_send(Revoked));
-            let bulk = BulkWindow::new(bufs, lane.lane.clone()).start();
+            let life = Rc::new(Life { _qp: qp.clone(), _control: control, rx, _admission: admission });
+            let bulk = BulkWindow::new(bufs, lane.lane.clone(), life.clone()).start();
             let metrics = lane.lane.session.metrics.clone();
             let credit = CreditManager::new(Parts {
                 peer,
@@ -217,7 +227,6 @@ impl NativeConnection {
                     },
                 },
                 session,
-                rx,
                 lease_copied: 0,
                 room,
                 read_told: 0,
@@ -230,8 +239,7 @@ impl NativeConnection {
                 credit,
                 bulk,
                 lane,
-                _control: control,
-                _admission: admission,
+                life,
             }
         });
         attachments.attach(number, address.clone().recipient(), Some(Box::new(own_ring)));
@@ -358,8 +366,9 @@ impl NativeConnection {
             let Some(draft) = self.exchange.poll_draft(whole) else { return false };
             let spare = draft.spare();
             let count = spare.len().min(len - self.lease_copied);
-            self.rx.copy_out(lease, self.lease_copied, &mut spare[..count]);
+            self.life.rx.copy_out(lease, self.lease_copied, &mut spare[..count]);
             draft.advance(count);
+            self.lane.lane.session.metrics.copied.window_to_arena.add(count as u64);
             self.lease_copied += count;
             self.exchange.touch_claim();
         }

@@ -26,6 +26,7 @@ use crate::wire::seq::{BulkSequence, ControlSequence};
 use actix::prelude::*;
 use std::num::NonZeroU32;
 use std::os::fd::BorrowedFd;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -34,7 +35,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 const SLOTS: u32 = 256;
 const WINDOW_BYTES: u32 = 64 << 10;
 const WINDOWS: u32 = 4;
-const LATE: Faults = Faults { drop_per_mille: 0, delay_per_mille: 400, refuse_per_mille: 0, shortage_per_mille: 0 };
+const LATE: Faults =
+    Faults { drop_per_mille: 0, delay_per_mille: 400, refuse_per_mille: 0, shortage_per_mille: 0, hold_per_mille: 0 };
 
 /// A lane that counts its turns and may keep quiet about Writes, as hardware does.
 #[derive(Debug)]
@@ -461,7 +463,7 @@ impl Post {
             qp: qp.clone(),
             releases: link.near.releases.clone(),
             connection: inbox.recipient(),
-            bulk: BulkWindow::new(qp.allocate(4096, WINDOWS as usize).unwrap(), rig.lane.clone()).start(),
+            bulk: BulkWindow::new(qp.allocate(4096, WINDOWS as usize).unwrap(), rig.lane.clone(), Rc::new(())).start(),
             metrics: rig.metrics.clone(),
             sinks: qp.allocate(4096, 2).unwrap(),
         })
@@ -620,7 +622,7 @@ impl Slots {
         let link = net.connect();
         let rig = Rig::new(|config| config.store.value_bytes_max = 16 << 20);
         let bufs = link.near.qp.allocate(WINDOW_BYTES as usize, 2).unwrap();
-        let bulk = BulkWindow::new(bufs, rig.lane.clone()).start();
+        let bulk = BulkWindow::new(bufs, rig.lane.clone(), Rc::new(())).start();
         let ((fills, filled), (fails, failed)) = (Inbox::<Filled>::open(), Inbox::<Failed>::open());
         bulk.do_send(Serve { filled: fills.recipient(), failed: fails.recipient() });
         Self { rig, bulk, filled, failed, _link: link, _net: net }
