@@ -21,6 +21,8 @@ use crate::fabric::Address;
 use crate::wire::native::descriptor::{RingGeometry, WindowGeometry};
 
 use file::{File, Machine};
+#[cfg(not(feature = "verbs"))]
+pub use native::NO_VERBS;
 pub use native::{NativeAddress, NativeFabric};
 pub use units::{Auto, ByteSize, Switch, TimeSpan};
 

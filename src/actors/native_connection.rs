@@ -53,15 +53,19 @@ const PINS_AHEAD: usize = 4;
 const SINK_BYTES: usize = 4096;
 
 /// The own control region, as its owner sees it.
-struct RingSpan(SharedSpan);
+struct Ring(MemoryRegion);
 
-impl RingMemory for RingSpan {
+impl RingMemory for Ring {
     fn load(&self, offset: usize) -> u64 {
-        self.0.load_u64_acquire(offset)
+        self.0.span().load_u64_acquire(offset)
     }
 
     fn store(&self, offset: usize, word: u64) {
-        self.0.store_u64_release(offset, word);
+        self.0.span().store_u64_release(offset, word);
+    }
+
+    fn watch(&self, offset: usize, word: u64) {
+        self.0.watch(offset, word);
     }
 }
 
@@ -128,7 +132,7 @@ pub struct NativeConnection {
     outward: Outward,
     ring: ControlRing,
     windows: RxWindows,
-    own_ring: RingSpan,
+    own_ring: Ring,
     own_rx: SharedSpan,
     /// Octets of the window at the front that were copied.
     lease_copied: usize,
@@ -150,7 +154,7 @@ pub struct NativeConnection {
     credit: Addr<CreditManager>,
     bulk: Addr<BulkWindow>,
     lane: NativeLane,
-    _regions: [MemoryRegion; 2],
+    _rx_region: MemoryRegion,
     _admission: Admission,
 }
 
@@ -211,7 +215,7 @@ impl NativeConnection {
         let own_ring = SharedSpan::new(usize::try_from(ring_bytes).unwrap_or(usize::MAX))
             .map_err(shortage("map a control ring"))?;
         let own_rx = SharedSpan::new(half).map_err(shortage("map bulk windows"))?;
-        let ring_region = qp.register(own_ring.clone(), Access::BOTH)?;
+        let ring_region = qp.register(own_ring, Access::BOTH)?;
         let rx_region = qp.register(own_rx.clone(), Access::WRITE)?;
         let bufs = qp.allocate(windows.window_bytes() as usize, windows.window_count() as usize)?;
         let sinks = qp.allocate(SINK_BYTES, 2)?;
@@ -266,7 +270,7 @@ impl NativeConnection {
                 },
                 ring: ControlRing::new(own.ring.slot_count()),
                 windows: receiving,
-                own_ring: RingSpan(own_ring),
+                own_ring: Ring(ring_region),
                 own_rx,
                 lease_copied: 0,
                 room: room_max,
@@ -284,7 +288,7 @@ impl NativeConnection {
                 credit,
                 bulk,
                 lane,
-                _regions: [ring_region, rx_region],
+                _rx_region: rx_region,
                 _admission: admission,
             }
         });

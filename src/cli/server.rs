@@ -9,8 +9,8 @@ const SERVER_DEFAULT: &str = "memcache://127.0.0.1:11211";
 
 #[derive(Args, Debug)]
 pub struct ServerArgs {
-    /// memcache://HOST:PORT, memcache+unix:/path or native+iwarp://HOST:PORT[?crc=off] [default: $BULKHEAD_SERVER,
-    /// else memcache://127.0.0.1:11211]
+    /// memcache://HOST:PORT, memcache+unix:/path, native+iwarp://HOST:PORT[?crc=off] or native+verbs://HOST:PORT [default:
+    /// $BULKHEAD_SERVER, else memcache://127.0.0.1:11211]
     #[arg(long, value_name = "URL")]
     server: Option<ServerUrl>,
     /// Give up when no octet moves for this long

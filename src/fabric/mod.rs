@@ -49,6 +49,8 @@ mod registered;
 pub mod staging;
 pub(crate) mod sys;
 pub mod traced;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 
 pub use region::shared::SharedSpan;
 pub use registered::{Access, AccessError, LocalBuf, MemoryRegion, RemoteKey, RemoteSpan};
@@ -289,7 +291,7 @@ pub struct Completion {
     pub len: usize,
     /// The key of ours that the peer's Send took out of service.
     pub invalidated: Option<RemoteKey>,
-    /// The peer asked to be attended to.
+    /// The peer asked to be attended to. Hardware does not say.
     pub solicited: bool,
 }
 
@@ -304,7 +306,8 @@ pub enum Event {
     Rejected { qp: QpNum, private_data: Vec<u8> },
     /// A request ended.
     Completed { qp: QpNum, completion: Completion },
-    /// The peer wrote to the region of `key`. Several Writes may be one event. Hardware reports none: poll.
+    /// The peer wrote to the region of `key`. Several Writes may be one event. Hardware reports only what
+    /// [`MemoryRegion::watch`] asks for.
     Written { qp: QpNum, key: RemoteKey },
     /// The last event of a queue pair that was established, or failed to be.
     Disconnected { qp: QpNum, cause: Cause },

@@ -106,6 +106,12 @@ impl AlignedPiece {
         self.index
     }
 
+    /// Address and length of the memory that this piece and its siblings were cut from.
+    #[cfg(feature = "verbs")]
+    pub(in crate::fabric) fn whole(&self) -> (NonNull<u8>, usize) {
+        (self.whole.base, self.whole.len)
+    }
+
     /// Whether this piece was cut from `region`.
     pub fn is_of(&self, region: &Region) -> bool {
         Arc::ptr_eq(&self.whole, &region.whole)
