@@ -25,13 +25,13 @@ struct Bed {
 /// What holds of software fabrics and not of every device.
 #[derive(Clone, Copy)]
 struct Traits {
-    /// Every Write is an event, and a Receive says whether it was solicited.
+    /// Every Write is an event; a Receive says whether it was solicited, and which key it took out of service.
     tells_all: bool,
     /// Private data arrives as it was, not padded.
     exact_private_data: bool,
     /// A violation is told from a disconnection, at both ends.
     names_violations: bool,
-    /// The peer can only invalidate keys that permit it.
+    /// The rights to read and to invalidate are checked.
     guards_keys: bool,
     /// The lane moves the octets, a bounded number each turn.
     moves_octets: bool,
@@ -268,6 +268,8 @@ impl World {
         let lenient = !self.bed.traits.names_violations;
         let refused = matches!(initiator, Cause::RefusedByPeer(_)) || lenient && is_ended(initiator);
         assert!(refused, "{why}: {initiator:?}");
+        // A queue pair of hardware only asks for the Send to be repeated, and learns no more of it.
+        let lenient = lenient || why == NO_RECEIVE && !self.bed.traits.moves_octets;
         assert!(matches!(target, Cause::PeerFault(_)) || lenient && is_ended(target), "{why}: {target:?}");
     }
 
@@ -417,13 +419,16 @@ fn a_handshake_that_nobody_answers_ends_at_its_deadline(bed: Bed) {
     }
     assert!(matches!(events[..], [Event::Disconnected { cause: Cause::TimedOut, .. }]), "{events:?}");
     assert_eq!(world.near.lane.deadline(), None);
-    let far = world.far.lane.admit(request, Attributes::default()).unwrap();
     // The peer is gone, which shows at once or a little later.
-    if far.establish(b"").is_ok() {
-        let cause = world.cause(Far, &*far);
-        assert!(matches!(cause, Cause::Peer | Cause::Lost(_)), "{cause:?}");
+    match world.far.lane.admit(request, Attributes::default()) {
+        Ok(far) if far.establish(b"").is_ok() => {
+            let cause = world.cause(Far, &*far);
+            assert!(matches!(cause, Cause::Peer | Cause::Lost(_)), "{cause:?}");
+        }
+        Ok(_) | Err(FabricError::System { .. }) => {}
+        Err(error) => panic!("{error}"),
     }
-    drop((near, far));
+    drop(near);
     world.assert_gone();
 }
 
@@ -597,6 +602,8 @@ fn nothing_moves_for_requests_of_no_octets(bed: Bed) {
     world.assert_works(&pair);
 }
 
+const NO_RECEIVE: &str = "no Receive";
+
 /// Posts `work` at the near end, which must cost exactly that connection.
 fn assert_refused(world: &mut World, pair: Pair, witness: &Pair, mut work: Vec<Work>, why: &str) {
     let sinks = 3;
@@ -663,6 +670,9 @@ fn the_target_refuses_rights_bounds_and_keys_and_only_that_connection_ends(bed: 
         ("read of an invalidated key", Access::BOTH, true, Box::new(|qp, to| read(qp, 16, to, 0))),
     ];
     for (why, access, invalidate, attempt) in cases {
+        if why == "read without the right" && !world.bed.traits.guards_keys {
+            continue;
+        }
         let pair = world.pair();
         let span = SharedSpan::new(KEY_LEN).unwrap();
         span.copy_in(0, &untouched);
@@ -690,7 +700,7 @@ fn a_send_needs_a_receive_that_is_long_enough(bed: Bed) {
     let mut world = World::new(bed);
     let witness = world.pair();
     let pair = world.pair();
-    assert_refused(&mut world, pair, &witness, vec![send(b"nobody waits")], "no Receive");
+    assert_refused(&mut world, pair, &witness, vec![send(b"nobody waits")], NO_RECEIVE);
     let pair = world.pair();
     pair.far.post_receive(buf(&*pair.far, 4096)).unwrap();
     let long = Work::Send { from: filled(&*pair.near, &[1; 4097]), invalidate: None, flags: Flags::SIGNALED };
@@ -716,9 +726,12 @@ fn a_send_takes_a_key_out_of_service_where_its_owner_permits(bed: Bed) {
     let mut work = vec![read(&*pair.near, 100, region.remote(), 0), write(b"last", region.remote(), 0), farewell];
     pair.near.post(&mut work).unwrap();
     let received = world.done(Far, &*pair.far);
-    assert_eq!((received.invalidated, received.len), (Some(key), 5));
+    assert_eq!(received.len, 5);
     assert_eq!(octets_of(&span)[..4], *b"last");
-    assert!(!region.invalidate(), "it is invalid already");
+    if world.bed.traits.tells_all {
+        assert_eq!(received.invalidated, Some(key));
+        assert!(!region.invalidate(), "it is invalid already");
+    }
     for _ in 0..3 {
         world.done(Near, &*pair.near);
     }

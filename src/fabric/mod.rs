@@ -289,7 +289,8 @@ pub struct Completion {
     pub buf: Option<LocalBuf>,
     /// Octets moved; of a Receive, the length of the message, which begins at the start of the buffer.
     pub len: usize,
-    /// The key of ours that the peer's Send took out of service.
+    /// The key of ours that the peer's Send took out of service. Linux's software devices do it and do not say so: where
+    /// this is `None`, invalidate.
     pub invalidated: Option<RemoteKey>,
     /// The peer asked to be attended to. Hardware does not say.
     pub solicited: bool,

@@ -303,8 +303,15 @@ impl LaneShared {
         let mut more = ready.len() == READY_COUNT_MAX;
         for ready in ready {
             match ready.token {
-                BELL => self.bell.silence(),
-                TIMER => self.timer.silence(),
+                // What they stand for may have come after this turn's look at it.
+                BELL => {
+                    self.bell.silence();
+                    more = true;
+                }
+                TIMER => {
+                    self.timer.silence();
+                    more = true;
+                }
                 MANAGER => {
                     let mut count = 0;
                     while count < MANAGER_EVENTS_MAX
@@ -313,7 +320,7 @@ impl LaneShared {
                         self.handle(token, happened);
                         count += 1;
                     }
-                    more |= count == MANAGER_EVENTS_MAX;
+                    more |= count > 0;
                 }
                 token => {
                     let channel = lock(&self.channels).get((token - CHANNELS) as usize).cloned();
@@ -411,8 +418,6 @@ impl Lane for VerbsLane {
                 Ok(found) => more |= found,
                 Err(error) => tracing::error!(%error, "a lane cannot look at its descriptors"),
             }
-            // What a failure brought about is done at once: its end has one more turn.
-            more |= shared.ends().iter().any(|end| end.has_failed());
         }
         let mut state = lock(&shared.state);
         let count = state.outbox.len().min(events_max);

@@ -365,7 +365,7 @@ impl Window {
         Ok(Self { raw, key, _pd: Arc::clone(pd) })
     }
 
-    /// A key it has not had in its last 255 bindings: the low octet is ours to choose.
+    /// The key to bind it under, another than it has: the low octet is ours to choose.
     pub(super) fn next_key(&mut self) -> u32 {
         self.key = self.key & !0xff | self.key.wrapping_add(1) & 0xff;
         self.key

@@ -96,6 +96,7 @@ struct Hardware {
     /// Copies of inline requests that the device does not take inline.
     slab: Option<Slab>,
     inline_bytes_max: usize,
+    is_iwarp: bool,
     completions: CompletionQueue,
 }
 
@@ -177,7 +178,7 @@ impl End {
             }
         }
         let Some((qp, inline_bytes_max)) = made else { return Err(refusal) };
-        let mut hardware = Hardware { id, qp, slab: None, inline_bytes_max, completions };
+        let mut hardware = Hardware { id, qp, slab: None, inline_bytes_max, is_iwarp: device.is_iwarp(), completions };
         let domain = Domain::new();
         let attributes = Attributes { send_depth, receive_depth, read_depth, ..asked };
         if inline_bytes_max < attributes.inline_bytes_max {
@@ -311,11 +312,6 @@ impl End {
             }
             state.phase = Phase::Resolving;
         }
-    }
-
-    /// Its next turn is its last.
-    pub(super) fn has_failed(&self) -> bool {
-        lock(&self.state).failure.is_some()
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -603,6 +599,10 @@ fn blank_request() -> verbs::ibv_send_wr {
     unsafe { std::mem::zeroed() }
 }
 
+fn remote_part(key: RemoteKey, address: u64) -> verbs::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+    verbs::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: address, rkey: key.0 }
+}
+
 fn hardware_binding(binding: &Binding) -> Entry {
     let mut request = blank_request();
     request.wr_id = OF_BINDING;
@@ -622,6 +622,7 @@ fn hardware_binding(binding: &Binding) -> Entry {
 impl Hardware {
     /// What the device is told of `work`. Its memory is what `work` or the slab owns.
     fn request(&mut self, work: &Work, index: u32, is_signaled: bool, depth: usize) -> Entry {
+        let is_iwarp = self.is_iwarp;
         let mut request = blank_request();
         request.wr_id = OF_SEND | u64::from(index);
         let flags = work.flags();
@@ -642,6 +643,10 @@ impl Hardware {
             }
             Work::Read { into, range, key, address, .. } => {
                 request.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
+                if range.is_empty() && is_iwarp {
+                    // siw looks up the key of a Read of no octets; of a Write it does not. Nothing moves either way.
+                    request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+                }
                 (Some((key, address)), piece(into, range.start, range.len()))
             }
             Work::Send { from, invalidate, .. } => {
@@ -649,13 +654,15 @@ impl Hardware {
                 if let Some(key) = invalidate {
                     request.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_INV;
                     request.__bindgen_anon_1.invalidate_rkey = key.0;
+                    // libsiw takes it from here; others do not look.
+                    request.wr.rdma = remote_part(*key, 0);
                 }
                 (None, self.source(from, index, depth, &mut send_flags))
             }
         };
         request.send_flags = send_flags;
         if let Some((key, address)) = remote {
-            request.wr.rdma = verbs::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: *address, rkey: key.0 };
+            request.wr.rdma = remote_part(*key, *address);
         }
         Entry { request, piece }
     }

@@ -9,9 +9,6 @@ use super::super::registered::Revoker;
 use super::super::{Access, MemoryRegion, RemoteKey, RemoteSpan, SharedSpan};
 use super::device::{ProtectionDomain, Registration, Window, remote_flags};
 
-/// Windows kept for the next binding.
-const SPARE_COUNT_MAX: usize = 64;
-
 /// Keys and what is behind them.
 pub(super) struct Regions {
     pd: Arc<ProtectionDomain>,
@@ -25,14 +22,12 @@ pub(super) struct Regions {
 #[derive(Default)]
 struct Table {
     entries: HashMap<RemoteKey, Entry>,
-    /// Windows that the peer gave back.
-    spare: Vec<Window>,
     watched: Vec<Watched>,
 }
 
 /// Fields are dropped in order: the window, what it is bound to, the memory.
 struct Entry {
-    window: Option<Window>,
+    _window: Option<Window>,
     _registration: Registration,
     span: SharedSpan,
 }
@@ -64,7 +59,7 @@ impl Regions {
         // SAFETY: the entry owns a clone of the span, which keeps the memory, and drops the registration first.
         let registration = unsafe { Registration::shared(&self.pd, &span, access, false) }?;
         let key = RemoteKey(registration.remote_key());
-        Ok(self.insert(key, Entry { window: None, _registration: registration, span }))
+        Ok(self.insert(key, Entry { _window: None, _registration: registration, span }))
     }
 
     /// A key that opens `span` once `bind` has posted the request it is given.
@@ -76,11 +71,7 @@ impl Regions {
     ) -> io::Result<MemoryRegion> {
         // SAFETY: as in `register`.
         let registration = unsafe { Registration::shared(&self.pd, &span, access, true) }?;
-        let spare = self.table().spare.pop();
-        let mut window = match spare {
-            Some(window) => window,
-            None => Window::new(&self.pd)?,
-        };
+        let mut window = Window::new(&self.pd)?;
         let key = RemoteKey(window.next_key());
         let (base, len) = span.as_raw();
         bind(&Binding {
@@ -91,7 +82,7 @@ impl Regions {
             len: len as u64,
             access_flags: remote_flags(access).0,
         })?;
-        Ok(self.insert(key, Entry { window: Some(window), _registration: registration, span }))
+        Ok(self.insert(key, Entry { _window: Some(window), _registration: registration, span }))
     }
 
     fn insert(self: &Arc<Self>, key: RemoteKey, entry: Entry) -> MemoryRegion {
@@ -107,12 +98,7 @@ impl Regions {
 
     /// The peer has given `key` back, says the device.
     pub(super) fn handle_invalidated(&self, key: RemoteKey) {
-        let Some(mut entry) = self.remove(key) else { return };
-        let mut table = self.table();
-        if table.spare.len() < SPARE_COUNT_MAX {
-            table.spare.extend(entry.window.take());
-        }
-        drop(table);
+        self.remove(key);
     }
 
     fn remove(&self, key: RemoteKey) -> Option<Entry> {
