@@ -16,7 +16,7 @@ use super::super::queue::{Place, ReceiveQueue, SendQueue};
 use super::super::registered::{Domain, LocalRegistration};
 use super::super::{
     Access, Attributes, Cause, Completion, Event, FabricError, LocalBuf, MemoryRegion, PostError, QpNum, RemoteKey,
-    SharedSpan, Source, Status, Work, WorkId,
+    SharedSpan, Source, Status, Work, WorkId, WorkKind,
 };
 use super::LaneShared;
 use super::cm::{Happened, Identifier, Terms};
@@ -181,7 +181,7 @@ impl End {
         let mut hardware = Hardware { id, qp, slab: None, inline_bytes_max, is_iwarp: device.is_iwarp(), completions };
         let domain = Domain::new();
         let attributes = Attributes { send_depth, receive_depth, read_depth, ..asked };
-        if inline_bytes_max < attributes.inline_bytes_max {
+        if inline_bytes_max < attributes.inline_bytes_max || device.is_iwarp() {
             let place_bytes = attributes.inline_bytes_max.next_multiple_of(64);
             let bufs = allocate(&pd, domain, place_bytes * send_depth, 1)?;
             hardware.slab = bufs.into_iter().next().map(|buf| Slab { buf, place_bytes });
@@ -494,13 +494,12 @@ impl End {
                     state.deadline = Instant::now().checked_add(VERDICT_WAIT);
                 }
             }
-            // A message that does not fit is the peer's fault, whatever else goes wrong with a Receive is ours.
-            Some(Verdict::TooLong) if of == OF_RECEIVE => {
-                state.fail(Cause::PeerFault("its message is longer than the Receive".to_owned()));
+            // The buffer is good, so the message was not: too long, or with a key that it may not invalidate.
+            Some(Verdict::Refused(what) | Verdict::Lost(what)) if of == OF_RECEIVE => {
+                state.fail(Cause::PeerFault(format!("its message was refused here: {what}")));
             }
             Some(Verdict::Refused(what)) if of == OF_SEND => state.fail(Cause::RefusedByPeer(what)),
             Some(Verdict::Refused(what) | Verdict::Lost(what)) => state.fail(Cause::Lost(what)),
-            Some(Verdict::TooLong) => state.fail(Cause::Lost("a request is too long for the device".to_owned())),
         }
     }
 
@@ -629,17 +628,19 @@ impl Hardware {
         let mut send_flags = 0;
         for (is_set, flag) in [
             (is_signaled, ibv_send_flags::IBV_SEND_SIGNALED),
-            (flags.fenced, ibv_send_flags::IBV_SEND_FENCE),
+            // On iWARP Reads are answered in order anyway, and siw refuses to fence one.
+            (flags.fenced && !(is_iwarp && work.kind() == WorkKind::Read), ibv_send_flags::IBV_SEND_FENCE),
             (flags.solicited, ibv_send_flags::IBV_SEND_SOLICITED),
         ] {
             if is_set {
                 send_flags |= flag.0;
             }
         }
+        let place = (index, depth);
         let (remote, piece) = match work {
             Work::Write { from, key, address, .. } => {
                 request.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
-                (Some((key, address)), self.source(from, index, depth, &mut send_flags))
+                (Some((key, address)), self.source(from, self.inline_bytes_max, place, &mut send_flags))
             }
             Work::Read { into, range, key, address, .. } => {
                 request.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
@@ -650,14 +651,19 @@ impl Hardware {
                 (Some((key, address)), piece(into, range.start, range.len()))
             }
             Work::Send { from, invalidate, .. } => {
+                let mut inline_bytes_max = self.inline_bytes_max;
                 request.opcode = ibv_wr_opcode::IBV_WR_SEND;
                 if let Some(key) = invalidate {
                     request.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_INV;
                     request.__bindgen_anon_1.invalidate_rkey = key.0;
                     // libsiw takes it from here; others do not look.
                     request.wr.rdma = remote_part(*key, 0);
+                    // siw knows plain Sends and Writes inline, nothing else.
+                    if is_iwarp {
+                        inline_bytes_max = 0;
+                    }
                 }
-                (None, self.source(from, index, depth, &mut send_flags))
+                (None, self.source(from, inline_bytes_max, place, &mut send_flags))
             }
         };
         request.send_flags = send_flags;
@@ -667,11 +673,18 @@ impl Hardware {
         Entry { request, piece }
     }
 
-    fn source(&mut self, from: &Source, index: u32, depth: usize, flags: &mut u32) -> Option<verbs::ibv_sge> {
+    /// The octets of `from`; `inline_bytes_max` of them at most go into the request itself.
+    fn source(
+        &mut self,
+        from: &Source,
+        inline_bytes_max: usize,
+        (index, depth): (u32, usize),
+        flags: &mut u32,
+    ) -> Option<verbs::ibv_sge> {
         match from {
             Source::Buffer { buf, range } => piece(buf, range.start, range.len()),
             Source::Inline(octets) if octets.is_empty() => None,
-            Source::Inline(octets) if octets.len() <= self.inline_bytes_max => {
+            Source::Inline(octets) if octets.len() <= inline_bytes_max => {
                 *flags |= ibv_send_flags::IBV_SEND_INLINE.0;
                 Some(verbs::ibv_sge { addr: octets.as_ptr() as u64, length: octets.len() as u32, lkey: 0 })
             }
@@ -748,8 +761,6 @@ enum Verdict {
     Flushed,
     /// The peer refused it.
     Refused(String),
-    /// More octets than there is room for.
-    TooLong,
     Lost(String),
 }
 
@@ -759,7 +770,6 @@ impl Verdict {
         let text = || unsafe { CStr::from_ptr(verbs::ibv_wc_status_str(status)) }.to_string_lossy().into_owned();
         match status {
             ibv_wc_status::IBV_WC_WR_FLUSH_ERR => Self::Flushed,
-            ibv_wc_status::IBV_WC_LOC_LEN_ERR => Self::TooLong,
             ibv_wc_status::IBV_WC_REM_ACCESS_ERR
             | ibv_wc_status::IBV_WC_REM_INV_REQ_ERR
             | ibv_wc_status::IBV_WC_REM_OP_ERR
@@ -771,7 +781,7 @@ impl Verdict {
     fn status(&self) -> Status {
         match self {
             Self::Refused(_) => Status::Refused,
-            Self::Flushed | Self::TooLong | Self::Lost(_) => Status::Flushed,
+            Self::Flushed | Self::Lost(_) => Status::Flushed,
         }
     }
 }
