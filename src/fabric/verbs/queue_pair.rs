@@ -55,7 +55,7 @@ pub(super) struct End {
 pub(super) struct EndState {
     attributes: Attributes,
     phase: Phase,
-    queue: SendQueue<()>,
+    queue: SendQueue<Stage>,
     receives: ReceiveQueue,
     /// Requests at the front of the queue that the device has.
     handed_count: usize,
@@ -66,6 +66,17 @@ pub(super) struct EndState {
     question: Vec<u8>,
     deadline: Option<Instant>,
     terms: Terms,
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum Stage {
+    /// The device says nothing when it is done, or has not got it yet.
+    #[default]
+    Silent,
+    /// The device will say when it is done.
+    Awaited,
+    Ended(Status),
 }
 
 pub(super) enum Phase {
@@ -471,17 +482,25 @@ impl End {
             (OF_RECEIVE, Some(_)) => report(state.receives.retire(Status::Flushed, 0, None, false)),
             (OF_BINDING, _) => state.binding_count -= 1,
             (_, verdict) => {
-                // Requests before it that nobody asked about are done too.
-                let before = index.wrapping_sub(state.queue.first_index()) as usize;
-                if before >= state.handed_count {
+                let position = index.wrapping_sub(state.queue.first_index()) as usize;
+                if position >= state.handed_count {
                     return state.fail(Cause::Lost("the device completed what it was not given".to_owned()));
                 }
-                for _ in 0..before {
-                    report(state.queue.retire(Status::Done));
-                }
                 let status = verdict.as_ref().map_or(Status::Done, |verdict| verdict.status());
-                report(state.queue.retire(status));
-                state.handed_count -= before + 1;
+                // Silent requests before it have left before it. Others say themselves when they are done: siw lets a
+                // Write overtake the completion of a Read.
+                let silent = if status == Status::Flushed { Status::Flushed } else { Status::Done };
+                for before in 0..position {
+                    let stage = &mut state.queue.get_mut(before).expect("within the queue").state;
+                    if *stage == Stage::Silent {
+                        *stage = Stage::Ended(silent);
+                    }
+                }
+                state.queue.get_mut(position).expect("within the queue").state = Stage::Ended(status);
+                while let Some(Stage::Ended(status)) = state.queue.get(0).map(|posted| posted.state) {
+                    report(state.queue.retire(status));
+                    state.handed_count -= 1;
+                }
             }
         }
         match verdict {
@@ -525,8 +544,9 @@ impl End {
             }
         }
         self.regions.clear();
-        while state.queue.len() > 0 {
-            let completion = state.queue.retire(Status::Flushed);
+        while let Some(posted) = state.queue.get(0) {
+            let status = if let Stage::Ended(status) = posted.state { status } else { Status::Flushed };
+            let completion = state.queue.retire(status);
             events.extend(completion.map(|completion| Event::Completed { qp, completion }));
         }
         while state.receives.len() > 0 {
@@ -564,9 +584,10 @@ impl EndState {
         let mut entries = Vec::with_capacity(count);
         for position in *handed_count..queue.len() {
             let index = queue.first_index().wrapping_add(position as u32);
-            let work = &queue.get(position).expect("within the queue").work;
-            let is_signaled = work.is_reported() || index.is_multiple_of(period);
-            entries.push(hardware.request(work, index, is_signaled, attributes.send_depth));
+            let posted = queue.get_mut(position).expect("within the queue");
+            let is_signaled = posted.work.is_reported() || index.is_multiple_of(period);
+            posted.state = if is_signaled { Stage::Awaited } else { Stage::Silent };
+            entries.push(hardware.request(&posted.work, index, is_signaled, attributes.send_depth));
         }
         match hardware.post_send(&mut entries) {
             Ok(()) => *handed_count = queue.len(),
