@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
 """Bulkhead beside memcached and beside the bare disk, on one machine, in one run.
 
-usage: benches/compare.py [hot|tail|cold|idle ...]     (default: all)
+usage: benches/compare.py [hot|tail|cold|native|short|idle ...]     (default: all)
 environment: ROUNDS (7), SECONDS (1), SERVER_CORE (0), CLIENT_CORE (1), MEMCACHED (memcached), WORK (a directory for pools,
 below target/ by default), PRIORITY (a command in front of servers and clients, such as "chrt -f 1" on a shared machine)
 
-hot   GET and SET of 64 KiB, 1 MiB, 8 MiB, whole values in RAM, against memcached -t 1: throughput and CPU seconds per GiB
-tail  first octet of an 8 MiB value with its tail on disk against one wholly in RAM
-cold  GET of 8 MiB values from disk against O_DIRECT reads of 8 MiB from the same pool file
-idle  CPU of a daemon with 100 open connections
+hot     GET and SET of 64 KiB, 1 MiB, 8 MiB, whole values in RAM, against memcached -t 1: throughput and CPU seconds per GiB
+tail    first octet of an 8 MiB value with its tail on disk against one wholly in RAM, on both doors
+cold    GET of 8 MiB values from disk against O_DIRECT reads of 8 MiB from the same pool file
+native  GET over iWARP, CRC off and on, against one bare TCP stream; one connection against four
+short   GET of 100 octets against a blocking TCP ping-pong of 64
+idle    CPU of a daemon with 100 open connections, on both doors
 
 Both sides take turns in every round; figures are medians of rounds, ratios medians of the ratios of each round. Rounds
 whose baseline is more than 30 % off its own median are dropped and counted. `pp` is the median 64-octet ping-pong over
 loopback TCP in the same rounds. Needs Python 3, taskset, a release build, and memcached for `hot`.
 """
-import json, mmap, os, random, re, shutil, signal, socket, statistics, subprocess, sys, tempfile, time, urllib.request
+import glob, json, mmap, os, random, re, shutil, signal, socket, statistics, subprocess, sys, tempfile, time
+import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
@@ -54,20 +57,20 @@ def started(process, url, admin=None):
     return server
 
 
-def bulkhead(memory, pool="9GiB"):
+def bulkhead(memory, pool="9GiB", native=False):
     pool_dir = tempfile.mkdtemp(prefix="pool-", dir=WORK)
     os.rmdir(pool_dir)
-    command = [*PRIORITY, "taskset", "-c", SERVER_CORE, BINARY, "serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--native", "off",
+    command = [*PRIORITY, "taskset", "-c", SERVER_CORE, BINARY, "serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--native", "native+iwarp://127.0.0.1:0?crc=off" if native else "off",
                "--memory", memory, "--lanes", "1", "--pool", f"{pool_dir}:{pool}", "--log-level", "warn"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     urls = {}
     for line in process.stdout:
         if line.startswith("listening "):
             url = line.split()[1]
-            urls["admin" if url.startswith("http") else "door"] = url
+            urls["admin" if url.startswith("http") else "native" if url.startswith("native") else "door"] = url
         if line == "ready\n":
             break
-    server = started(process, urls["door"], urls["admin"])
+    server = started(process, urls["native" if native else "door"], urls["admin"])
     server.pool = pool_dir
     return server
 
@@ -89,9 +92,9 @@ def memcached():
     return server
 
 
-def bench(server, *arguments):
+def bench(server, *arguments, url=None):
     before = server.cpu_seconds()
-    run = subprocess.run([*PRIORITY, "taskset", "-c", CLIENT_CORE, BINARY, "bench", "--server", server.url, "--json", *arguments],
+    run = subprocess.run([*PRIORITY, "taskset", "-c", CLIENT_CORE, BINARY, "bench", "--server", url or server.url, "--json", *arguments],
                          capture_output=True, text=True)
     after = server.cpu_seconds()
     if run.returncode:
@@ -148,8 +151,15 @@ def hot():
 
 
 def tail():
-    in_ram, on_disk = bulkhead("4GiB"), bulkhead("256MiB")
     print(f"## First octet of 8 MiB, depth 1, {ROUNDS} rounds of {SECONDS:g} s")
+    print("| door | tail on disk, p50 us | wholly in RAM, p50 us | ratio | disk reads per GET | pp us | dropped |")
+    print("|---|---|---|---|---|---|---|")
+    for native in (False, True):
+        tail_of(native)
+
+
+def tail_of(native):
+    in_ram, on_disk = bulkhead("4GiB", native=native), bulkhead("256MiB", native=native)
     common = ["--op", "get", "--size", "8MiB", "--connections", "1", "--depth", "1", "--keys", "128"]
     for server in (in_ram, on_disk):
         bench(server, *common, "--seconds", "300ms")
@@ -162,9 +172,7 @@ def tail():
         rounds.append((pair[on_disk], pair[in_ram], reads / max(pair[on_disk]["operations"], 1)))
     rounds, dropped = kept(rounds, lambda pair: pair[1]["ttfb_p50_us"])
     ratio = median([pair[0]["ttfb_p50_us"] / pair[1]["ttfb_p50_us"] for pair in rounds])
-    print("| tail on disk, p50 us | wholly in RAM, p50 us | ratio | disk reads per GET | pp us | dropped |")
-    print("|---|---|---|---|---|---|")
-    print(f"| {median([pair[0]['ttfb_p50_us'] for pair in rounds]):.0f} | "
+    print(f"| {'native, CRC off' if native else 'memcache'} | {median([pair[0]['ttfb_p50_us'] for pair in rounds]):.0f} | "
           f"{median([pair[1]['ttfb_p50_us'] for pair in rounds]):.0f} | **{ratio:.2f}** | "
           f"{median([pair[2] for pair in rounds]):.1f} of 32 pieces | "
           f"{median([side['pingpong_64_p50_us'] for pair in rounds for side in pair[:2]]):.1f} | {dropped} |", flush=True)
@@ -208,26 +216,115 @@ def cold():
     server.stop()
 
 
-def idle():
-    server = bulkhead("256MiB", "1GiB")
-    host, port = server.url.removeprefix("memcache://").split(":")
-    peers = []
-    for number in range(100):
-        peer = socket.create_connection((host, int(port)))
-        peer.sendall(b"version\r\n")
-        peer.recv(100)
-        peers.append(peer)
-    time.sleep(2)
-    before, start = server.cpu_seconds(), time.monotonic()
-    time.sleep(20)
-    share = (server.cpu_seconds() - before) / (time.monotonic() - start)
-    print(f"## Idle with 100 connections for 20 s\n{100 * share:.2f} % of a core", flush=True)
+def program(name):
+    """The newest build of a program of benches/."""
+    built = glob.glob(os.path.join(ROOT, "target", "release", "deps", f"{name}-*"))
+    built = [path for path in built if os.access(path, os.X_OK) and not path.endswith(".d")]
+    if not built:
+        sys.exit("want: cargo build --release --benches")
+    return max(built, key=os.path.getmtime)
+
+
+class BareTcp:
+    """The other end of bare TCP, on the server's core."""
+
+    def __init__(self):
+        self.process = subprocess.Popen([*PRIORITY, "taskset", "-c", SERVER_CORE, program("tcp"), "serve"],
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.port = self.process.stdout.readline().strip()
+
+    def run(self, what, seconds):
+        run = subprocess.run([*PRIORITY, "taskset", "-c", CLIENT_CORE, program("tcp"), what, self.port, str(seconds)],
+                             capture_output=True, text=True, check=True)
+        return float(run.stdout)
+
+    def stop(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def native():
+    tcp, server = BareTcp(), bulkhead("4GiB", native=True)
+    off = server.url
+    on = off.removesuffix("?crc=off")
+    print(f"## GET over iWARP against one bare TCP stream, both pinned alike, {ROUNDS} rounds of {SECONDS:g} s")
+    print("| size | depth | TCP stream MiB/s | CRC off | ratio | CRC on | ratio | 4 connections, CRC off | one of four | messages per GET | pp us | dropped |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    for size, depth, keys in (("256KiB", 16, 512), ("1MiB", 8, 256), ("8MiB", 4, 64)):
+        common = ["--op", "get", "--size", size, "--keys", str(keys)]
+        one, four = ["--connections", "1", "--depth", str(depth)], ["--connections", "4", "--depth", str(depth)]
+        bench(server, *common, *one, "--seconds", "300ms")
+        time_each = lasting(SECONDS)
+        ways = {
+            "tcp": lambda: {"bytes_per_second": tcp.run("stream", SECONDS), "ping": tcp.run("ping", 0.1)},
+            "off": lambda: bench(server, *common, *one, "--no-load", "--seconds", time_each),
+            "on": lambda: bench(server, *common, *one, "--no-load", "--seconds", time_each, url=on),
+            "four": lambda: bench(server, *common, *four, "--no-load", "--seconds", time_each),
+        }
+        rounds = []
+        for number in range(ROUNDS):
+            names = list(ways)
+            order = names[number % 4:] + names[:number % 4]
+            before = server.metric("bulkhead_connection_messages_total")
+            each = {name: ways[name]() for name in order}
+            each["messages"] = server.metric("bulkhead_connection_messages_total") - before
+            rounds.append({name: each[name] for name in [*names, "messages"]})
+        rounds, dropped = kept(rounds, lambda each: each["tcp"]["bytes_per_second"])
+        rate = lambda name: median([each[name]["bytes_per_second"] / MIB for each in rounds])
+        ratio = lambda one, other: median([each[one]["bytes_per_second"] / each[other]["bytes_per_second"] for each in rounds])
+        operations = lambda each: sum(each[name]["operations"] for name in ("off", "on", "four"))
+        messages = median([each["messages"] / operations(each) for each in rounds])
+        ping = median([each["tcp"]["ping"] for each in rounds])
+        print(f"| {size} | {depth} | {rate('tcp'):.0f} | {rate('off'):.0f} | **{ratio('off', 'tcp'):.2f}** | {rate('on'):.0f} | "
+              f"**{ratio('on', 'tcp'):.2f}** | {rate('four'):.0f} | **{ratio('off', 'four'):.2f}** | {messages:.1f} | {ping:.1f} | "
+              f"{dropped} |", flush=True)
     server.stop()
+    tcp.stop()
+
+
+def short():
+    tcp, server, text = BareTcp(), bulkhead("256MiB", native=True), bulkhead("256MiB")
+    print(f"## GET of 100 octets, one at a time, against a blocking TCP ping-pong of 64, {ROUNDS} rounds of {SECONDS / 2:g} s")
+    print("| GET p50 us | ping-pong p50 us | ratio | GET p50 us over memcache | dropped |")
+    print("|---|---|---|---|---|")
+    common = ["--op", "get", "--size", "100", "--keys", "100", "--connections", "1", "--depth", "1"]
+    for each in (server, text):
+        bench(each, *common, "--seconds", "300ms")
+    rounds = []
+    for number in range(ROUNDS):
+        ways = [lambda: bench(server, *common, "--no-load", "--seconds", lasting(SECONDS / 2))["p50_us"],
+                lambda: tcp.run("ping", SECONDS / 2),
+                lambda: bench(text, *common, "--no-load", "--seconds", lasting(SECONDS / 2))["p50_us"]]
+        order = [(number + step) % 3 for step in range(3)]
+        each = {index: ways[index]() for index in order}
+        rounds.append((each[0], each[1], each[2]))
+    rounds, dropped = kept(rounds, lambda each: each[1])
+    print(f"| {median([each[0] for each in rounds]):.1f} | {median([each[1] for each in rounds]):.1f} | "
+          f"**{median([each[0] / each[1] for each in rounds]):.2f}** | {median([each[2] for each in rounds]):.1f} | {dropped} |", flush=True)
+    text.stop()
+    server.stop()
+    tcp.stop()
+
+
+def idle():
+    print("## Idle with 100 connections for 20 s")
+    for door in (False, True):
+        server = bulkhead("256MiB", "1GiB", native=door)
+        peers = subprocess.Popen([program("idle"), server.url, "100"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert peers.stdout.readline() == "open\n"
+        time.sleep(2)
+        before, start = server.cpu_seconds(), time.monotonic()
+        time.sleep(20)
+        share = (server.cpu_seconds() - before) / (time.monotonic() - start)
+        print(f"{'native' if door else 'memcache'}: {100 * share:.2f} % of a core", flush=True)
+        peers.stdin.close()
+        peers.wait()
+        server.stop()
 
 
 def main():
-    wanted = sys.argv[1:] or ["hot", "tail", "cold", "idle"]
-    known = {"hot": hot, "tail": tail, "cold": cold, "idle": idle}
+    known = {"hot": hot, "tail": tail, "cold": cold, "native": native, "short": short, "idle": idle}
+    wanted = sys.argv[1:] or list(known)
     for name in wanted:
         if name not in known:
             sys.exit(__doc__)

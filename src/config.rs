@@ -20,6 +20,7 @@ use crate::error::Exit;
 use crate::fabric::Address;
 use crate::wire::native::descriptor::{RingGeometry, WindowGeometry};
 
+pub use file::machine_memory_bytes;
 use file::{File, Machine};
 #[cfg(not(feature = "verbs"))]
 pub use native::NO_VERBS;
@@ -197,14 +198,17 @@ impl fmt::Display for LogFormat {
     }
 }
 
-/// `DIR[:SIZE]`. What follows the last colon is a size if it starts with a digit and has no slash.
+/// `DIR[:SIZE]`. What follows the last colon is a size, unless it has a slash: so a directory whose name has a colon is
+/// given with its size, or with a slash at its end.
 impl FromStr for PoolConfig {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (dir, bytes) = match text.rsplit_once(':') {
-            Some((dir, size)) if size.starts_with(|c: char| c.is_ascii_digit()) && !size.contains('/') => {
-                (dir, Some(size.parse::<ByteSize>()?.0))
+            Some((dir, size)) if !size.contains('/') => {
+                let bytes =
+                    size.parse::<ByteSize>().map_err(|err| format!("`{text}`, behind the last colon: {err}"))?;
+                (dir, Some(bytes.0))
             }
             _ => (text, None),
         };
@@ -713,10 +717,11 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_takes_what_follows_its_last_colon_only_if_it_is_a_size() {
+    fn what_follows_the_last_colon_of_a_pool_is_a_size_or_has_a_slash() {
         let pool = |text: &str| text.parse::<PoolConfig>();
         assert_eq!(pool("/a:4GiB"), Ok(PoolConfig { dir: "/a".into(), bytes: Some(4 * GIB) }));
-        assert_eq!(pool("/a:b"), Ok(PoolConfig { dir: "/a:b".into(), bytes: None }));
+        assert!(pool("/a:b").unwrap_err().contains("/a:b"), "a mistyped size makes no directory");
+        assert_eq!(pool("/a:b/"), Ok(PoolConfig { dir: "/a:b/".into(), bytes: None }));
         assert_eq!(pool("/a:1/b"), Ok(PoolConfig { dir: "/a:1/b".into(), bytes: None }));
         assert!(pool("/a:4parsecs").is_err() && pool(":4GiB").is_err() && pool("").is_err());
     }

@@ -269,32 +269,32 @@ fn an_early_stored_is_a_protocol_error() {
 }
 
 #[test]
-fn what_is_no_whole_reply_is_exit_code_76_and_leaves_the_old_file_alone() {
+fn what_is_no_reply_is_exit_code_76_a_cut_one_69_and_both_leave_the_old_file_alone() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "old").unwrap();
-    for reply in [
-        &b"VALUE k 0 100 1\r\nhalf of it"[..],
-        b"VALUE k 0 3 1\r\nabc",
-        b"VALUE k 0 3 1\r\nabc\r\nEN",
-        b"VALUE k 0 3 1\r\nabcdefghijkl",
-        b"VALUE k 0 3 1\r\nabc\r\nVALUE k 0 3 1\r\nabc\r\nEND\r\n",
-        b"VALUE other 0 3 1\r\nabc\r\nEND\r\n",
-        b"VALUE k 0 -3 1\r\nabc\r\nEND\r\n",
-        b"VALUE k 0 18446744073709551616 1\r\nabc\r\nEND\r\n",
-        b"VALUE k 0 18446744073709551615 1\r\nabc\r\nEND\r\n",
-        b"VALUE k 0 3\r\nabc\r\nEND\r\n",
-        b"VAL",
-        b"HTTP/1.1 400 Bad Request\r\n\r\n",
-        b"\r\n",
-        b"\0\xff\n",
-        &[b'x'; 100_000],
+    for (reply, exit) in [
+        (&b"VALUE k 0 100 1\r\nhalf of it"[..], 69),
+        (&b"VALUE k 0 3 1\r\nabc"[..], 69),
+        (&b"VALUE k 0 3 1\r\nabc\r\nEN"[..], 69),
+        (&b"VALUE k 0 3 1\r\nabcdefghijkl"[..], 76),
+        (&b"VALUE k 0 3 1\r\nabc\r\nVALUE k 0 3 1\r\nabc\r\nEND\r\n"[..], 76),
+        (&b"VALUE other 0 3 1\r\nabc\r\nEND\r\n"[..], 76),
+        (&b"VALUE k 0 -3 1\r\nabc\r\nEND\r\n"[..], 76),
+        (&b"VALUE k 0 18446744073709551616 1\r\nabc\r\nEND\r\n"[..], 76),
+        (&b"VALUE k 0 18446744073709551615 1\r\nabc\r\nEND\r\n"[..], 69),
+        (&b"VALUE k 0 3\r\nabc\r\nEND\r\n"[..], 76),
+        (&b"VAL"[..], 69),
+        (&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], 76),
+        (&b"\r\n"[..], 76),
+        (&b"\0\xff\n"[..], 76),
+        (&[b'x'; 100_000], 76),
     ] {
         let url = one_reply(reply, close);
         let output = run(&url, &["get", "k", "-o", file.to_str().unwrap()]);
-        assert_fails(&output, 76, "protocol");
+        assert_fails(&output, exit, if exit == 76 { "protocol" } else { "inside a reply" });
         assert_eq!((fs::read(&file).unwrap(), names(dir.path()).len()), (b"old".to_vec(), 1));
-        assert_eq!(code(&run(&url, &["get", "k"])), 76);
+        assert_eq!(code(&run(&url, &["get", "k"])), exit);
         assert_eq!(code(&run(&url, &["version-is-no-command"])), 64);
     }
     for args in [&["rm", "k"][..], &["stat", "k"], &["stats"], &["put", "k", "/dev/null"]] {

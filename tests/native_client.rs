@@ -229,7 +229,7 @@ fn serve(lane: &dyn Lane, nature: Nature, watch: &Watch) {
                 }
                 Event::Established { qp, .. } => {
                     let Some((prepared, peer)) = accepted.remove(&qp) else { continue };
-                    let port = prepared.attach(peer, Conversation::new(), Duration::from_secs(30));
+                    let port = prepared.attach(peer, Conversation::new(), Duration::from_secs(30), now);
                     conns.insert(qp, Conn { port, nature, storing: None, is_hung: false, answering: 0 });
                 }
                 Event::Completed { qp, completion } => {

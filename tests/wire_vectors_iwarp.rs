@@ -175,8 +175,11 @@ fn check_fields(segment: &Segment<'_>, ulpdu: &[u8], fields: &Value) {
             let expected = fields.get("inval_stag").map(|stag| number(stag) as u32);
             assert_eq!(invalidate, expected);
         }
-        Kind::Terminate(reason) => {
-            assert_eq!(reason, reason_of(&fields["term_layer"], &fields["term_etype"], &fields["term_code"]));
+        Kind::Terminate(head) => {
+            assert_eq!(
+                head.readings().0,
+                reason_of(&fields["term_layer"], &fields["term_etype"], &fields["term_code"])
+            );
             let terminate = Terminate::decode(segment.payload).unwrap();
             assert_eq!(terminate.culprit.is_some(), is(fields, "D"));
             if let Some(culprit) = terminate.culprit {

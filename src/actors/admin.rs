@@ -2,7 +2,7 @@
 //!
 //! Nothing is counted here. The text is made from the counters and gauges of the other parts at the moment it is asked
 //! for, so the data path keeps its plain atomics. Names are `bulkhead_<part>_<what>_<unit>`; what differs by its cause
-//! alone is one metric with a label `cause`.
+//! alone is one metric with a label `cause`, octets copied by the way they went one with a label `where`.
 
 use crate::actors::StartError;
 use crate::actors::disk_tail::TailMetrics;
@@ -79,10 +79,21 @@ impl Page<'_> {
     }
 
     fn causes<'c>(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (&'c str, u64)>) -> fmt::Result {
+        self.family(name, help, None, "cause", values)
+    }
+
+    fn family<'c>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<Unit>,
+        label: &str,
+        values: impl IntoIterator<Item = (&'c str, u64)>,
+    ) -> fmt::Result {
         let kind = ConstCounter::new(0_u64).metric_type();
-        let mut metric = self.encoder.encode_descriptor(name, help, None, kind)?;
-        for (cause, value) in values {
-            let labels = [("cause", cause)];
+        let mut metric = self.encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
+        for (word, value) in values {
+            let labels = [(label, word)];
             ConstCounter::new(value).encode(metric.encode_family(&labels)?)?;
         }
         Ok(())
@@ -148,6 +159,7 @@ fn encode_counters(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
         claims_refused,
         written_behind_bytes,
         warmed,
+        warmed_bytes,
         head_hits,
         head_misses,
     } = counters;
@@ -172,6 +184,7 @@ fn encode_counters(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
         load(written_behind_bytes),
     )?;
     page.counter("store_warmed", "Segments put back into RAM after a disk read", None, load(warmed))?;
+    page.counter("store_warmed", "Octets of segments put back into RAM, a copy each", BYTES, load(warmed_bytes))?;
     page.counter("store_head_hits", "Reads whose first octet was in RAM", None, load(head_hits))?;
     page.counter("store_head_misses", "Reads whose first octet was on disk", None, load(head_misses))
 }
@@ -183,7 +196,7 @@ fn encode_staging(page: &mut Page<'_>, staging: &[Staging]) -> fmt::Result {
 }
 
 fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
-    let Metrics { memcache, connections, native, failed_reads, reads_repeated } = metrics;
+    let Metrics { memcache, connections, native, copied, failed_reads, reads_repeated } = metrics;
     for named in memcache.list() {
         let help = named.help.trim_end_matches('.');
         page.counter(&format!("memcache_{}", named.name), help, None, named.count.get())?;
@@ -214,6 +227,8 @@ fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
     page.counter("native_connection_accepted", "Connections served by a native door", None, total.get())?;
     page.causes("native_connection_rejected", "Peers that a native door turned away", rejections.list())?;
     page.causes("native_connection_closed", "Connections of a native door that ended", ends.list())?;
+    let copies = copied.list().map(|named| (named.name, named.count.get()));
+    page.family("copied", "Octets of values copied, besides what kernel and fabric do", BYTES, "where", copies)?;
     page.counter("store_failed_reads", "Disk reads for peers that failed", None, failed_reads.get())?;
     page.counter("staging_reads_repeated", "Disk reads given back unsent for others' sake", None, reads_repeated.get())
 }
@@ -441,10 +456,11 @@ mod tests {
             claims_refused: 10.into(),
             written_behind_bytes: 11.into(),
             warmed: 12.into(),
-            head_hits: 13.into(),
-            head_misses: 14.into(),
+            warmed_bytes: 13.into(),
+            head_hits: 14.into(),
+            head_misses: 15.into(),
         };
-        assert_shows(&page(move |page| encode_counters(page, &counters)), 1, 14);
+        assert_shows(&page(move |page| encode_counters(page, &counters)), 1, 15);
     }
 
     #[test]
@@ -489,7 +505,8 @@ mod tests {
             &metrics.failed_reads,
             &metrics.reads_repeated,
         ];
-        let counts = metrics.memcache.list().map(|named| named.count).chain(others);
+        let listed = metrics.memcache.list().chain(metrics.copied.list()).map(|named| named.count);
+        let counts = listed.chain(others);
         let last = counts.zip(1..).map(|(count, number)| (count.add(number), number).1).last().unwrap();
         assert_eq!(format!("{metrics:?}").matches(": Count(").count() as u64, last, "this test knows every field");
         assert_shows(&page(move |page| encode_metrics(page, &metrics)), 1, last);

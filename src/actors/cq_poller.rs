@@ -11,6 +11,7 @@
 //! A parked lane costs nothing, however many idle connections it has. Who gets the events of a queue pair is said by a
 //! plain call, [`Attachments::attach`], so that no event can overtake it.
 
+use crate::fabric::spin::Spin;
 use crate::fabric::{self, ConnectRequest, Event, QpNum};
 use actix::prelude::*;
 use std::collections::HashMap;
@@ -130,9 +131,15 @@ async fn poll(lane: Arc<dyn fabric::Lane>, attachments: Attachments) {
         Err(error) => return tracing::error!(%error, "a fabric lane cannot be watched: its connections stand still"),
     };
     let mut events = Vec::with_capacity(EVENTS_PER_TURN);
+    let mut spin = Spin::default();
     loop {
-        let more = lane.progress(Instant::now(), &mut events, EVENTS_PER_TURN);
-        if attachments.hand_out(&mut events) || more {
+        let now = Instant::now();
+        let more = lane.progress(now, &mut events, EVENTS_PER_TURN);
+        let has_news = attachments.hand_out(&mut events) || more;
+        if has_news {
+            spin.handle_news(now);
+        }
+        if has_news || spin.is_worth_it(now) {
             // What the batch brings about, posts above all, comes before the next one.
             tokio::task::yield_now().await;
             continue;

@@ -27,6 +27,7 @@ pub mod native_listener;
 mod native_tests;
 #[cfg(test)]
 mod rig;
+mod slot_memory;
 pub mod store;
 
 use crate::actors::connection::Lane;

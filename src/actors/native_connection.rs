@@ -12,7 +12,8 @@
 //! into the pages of the value that is arriving, and given back.
 //!
 //! The end: the queue pair is told to disconnect, the connection stays, silent, until the fabric has reported its last
-//! event, and only then are memory regions and the place among the connections given back.
+//! event, and `BulkWindow` until the disk has returned its slots. Only then are memory regions and the place among the
+//! connections given back.
 //!
 //! Its mailbox is used by `do_send` alone: events of a queue pair whose depth bounds them, and answers to what was asked.
 
@@ -39,6 +40,7 @@ use crate::wire::native::ring::{ControlRing, RingMemory};
 use crate::wire::native::stream::{Inbound, Outbound, PIPELINE_BYTES_MAX, Value};
 use crate::wire::native::window::RxWindows;
 use actix::prelude::*;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -53,19 +55,25 @@ const PINS_AHEAD: usize = 4;
 const SINK_BYTES: usize = 4096;
 
 /// The own control region, as its owner sees it.
-struct Ring(MemoryRegion);
+struct Ring(Rc<Life>);
+
+impl Ring {
+    fn region(&self) -> &MemoryRegion {
+        &self.0.regions[0]
+    }
+}
 
 impl RingMemory for Ring {
     fn load(&self, offset: usize) -> u64 {
-        self.0.span().load_u64_acquire(offset)
+        self.region().span().load_u64_acquire(offset)
     }
 
     fn store(&self, offset: usize, word: u64) {
-        self.0.span().store_u64_release(offset, word);
+        self.region().span().store_u64_release(offset, word);
     }
 
     fn watch(&self, offset: usize, word: u64) {
-        self.0.watch(offset, word);
+        self.region().watch(offset, word);
     }
 }
 
@@ -132,7 +140,6 @@ pub struct NativeConnection {
     outward: Outward,
     ring: ControlRing,
     windows: RxWindows,
-    own_ring: Ring,
     own_rx: SharedSpan,
     /// Octets of the window at the front that were copied.
     lease_copied: usize,
@@ -154,7 +161,16 @@ pub struct NativeConnection {
     credit: Addr<CreditManager>,
     bulk: Addr<BulkWindow>,
     lane: NativeLane,
-    _rx_region: MemoryRegion,
+    /// With what is given back last.
+    own_ring: Ring,
+}
+
+/// What is given back last, in this order: not before the disk has returned the last slot it was to fill, so
+/// `BulkWindow` has it too.
+struct Life {
+    _qp: Arc<dyn QueuePair>,
+    /// The control ring, the windows.
+    regions: [MemoryRegion; 2],
     _admission: Admission,
 }
 
@@ -240,7 +256,8 @@ impl NativeConnection {
             let address = ctx.address();
             let revoker: Revoker = Arc::new(move || address.do_send(Revoked));
             let receiving = RxWindows::new(own.windows, limits);
-            let bulk = BulkWindow::new(bufs, lane.lane.clone()).start();
+            let life = Rc::new(Life { _qp: qp.clone(), regions: [ring_region, rx_region], _admission: admission });
+            let bulk = BulkWindow::new(bufs, lane.lane.clone(), life.clone()).start();
             let metrics = lane.lane.session.metrics.clone();
             let credit = CreditManager::new(Parts {
                 peer,
@@ -270,7 +287,7 @@ impl NativeConnection {
                 },
                 ring: ControlRing::new(own.ring.slot_count()),
                 windows: receiving,
-                own_ring: Ring(ring_region),
+                own_ring: Ring(life),
                 own_rx,
                 lease_copied: 0,
                 room: room_max,
@@ -288,8 +305,6 @@ impl NativeConnection {
                 credit,
                 bulk,
                 lane,
-                _rx_region: rx_region,
-                _admission: admission,
             }
         });
         attachments.attach(number, address.clone().recipient());
@@ -439,6 +454,7 @@ impl NativeConnection {
             let count = spare.len().min(len - self.lease_copied);
             self.own_rx.copy_out(offset + self.lease_copied, &mut spare[..count]);
             draft.advance(count);
+            self.lane.lane.session.metrics.copied.window_to_arena.add(count as u64);
             self.lease_copied += count;
             self.exchange.touch_claim();
         }

@@ -24,7 +24,7 @@ use clap::{Parser, Subcommand};
 
 const EXAMPLES: &str = "\
 Examples:
-  bulkhead serve                                   a daemon on memcache://127.0.0.1:11211
+  bulkhead serve                                   a daemon: native on port 11212, memcache on 11211
   bulkhead put films/intro intro.mp4 --ttl 7d      store a file
   bulkhead get films/intro -o copy.mp4             fetch it
   tar c dir | bulkhead put dir.tar -               store what a pipe delivers

@@ -4,11 +4,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use bulkhead::config::{ByteSize, Flags, LogConfig, LogFormat, NativeAddress, PoolConfig, Settings, Switch};
+use bulkhead::config::{
+    ByteSize, Flags, LogConfig, LogFormat, NativeAddress, PoolConfig, Settings, Switch, machine_memory_bytes,
+};
 use bulkhead::error::Exit;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::{LevelFilter, ParseError};
+use tracing_subscriber::filter::LevelFilter;
 
 use super::{Failure, print};
 use bulkhead::actors::start;
@@ -75,9 +77,8 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
     let environment =
         std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let flags = Flags {
-        memcache: (!args.memcache.is_empty())
-            .then(|| args.memcache.into_iter().filter_map(Switch::into_option).collect()),
-        native: (!args.native.is_empty()).then(|| args.native.into_iter().filter_map(Switch::into_option).collect()),
+        memcache: doors("--memcache", args.memcache)?,
+        native: doors("--native", args.native)?,
         unix: (!args.unix.is_empty()).then_some(args.unix),
         admin: args.admin,
         pools: args.pool,
@@ -100,6 +101,16 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
     let served = system.block_on(serve(settings));
     actix_rt::System::current().stop();
     served
+}
+
+/// The addresses of a flag that can be repeated; none for `off`, and `None` if it was not given.
+fn doors<T>(flag: &str, given: Vec<Switch<T>>) -> Result<Option<Vec<T>>, Failure> {
+    let count = given.len();
+    let doors: Vec<T> = given.into_iter().filter_map(Switch::into_option).collect();
+    if !doors.is_empty() && doors.len() < count {
+        return Err(Failure::new(Exit::Usage, format!("{flag}: off, or addresses, but not both")));
+    }
+    Ok((count > 0).then_some(doors))
 }
 
 /// Octets from which on a block of the allocator is a mapping of its own.
@@ -134,7 +145,7 @@ fn raise_descriptor_limit() {
 }
 
 fn start_log(log: &LogConfig) -> Result<(), Failure> {
-    let filter = log_filter(&log.level).map_err(|err| Failure::new(Exit::Config, err.to_string()))?;
+    let filter = log_filter(&log.level).map_err(|why| Failure::new(Exit::Config, format!("log level: {why}")))?;
     let events = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     match log.format {
         LogFormat::Text => events.with_ansi(false).init(),
@@ -145,11 +156,19 @@ fn start_log(log: &LogConfig) -> Result<(), Failure> {
 
 /// The admin port's web server tells at `info` how many workers it has and where it listens, which the `listening` lines
 /// say already. It is quiet unless the filter names it.
-fn log_filter(level: &str) -> Result<EnvFilter, ParseError> {
-    let filter = EnvFilter::try_new(level)?;
+fn log_filter(level: &str) -> Result<EnvFilter, String> {
+    // The library takes a bare word that is no level for a module, all of whose events are then shown.
+    let is_level = |word: &str| word.is_empty() || word.parse::<LevelFilter>().is_ok();
+    let bare =
+        level.split(',').map(str::trim).find(|word| !word.contains(['=', '[', '{', '}', ']']) && !is_level(word));
+    if let Some(word) = bare {
+        return Err(format!("`{word}` is none of off, error, warn, info, debug, trace; for a module: {word}=debug"));
+    }
+    let try_new = |text: &str| EnvFilter::try_new(text).map_err(|err| err.to_string());
+    let filter = try_new(level)?;
     let chatters = filter.max_level_hint().is_none_or(|most| most >= LevelFilter::INFO);
     if chatters && !level.contains(WEB_SERVER) {
-        return EnvFilter::try_new(format!("{level},{WEB_SERVER}=warn"));
+        return try_new(&format!("{level},{WEB_SERVER}=warn"));
     }
     Ok(filter)
 }
@@ -164,6 +183,11 @@ async fn serve(settings: Settings) -> Result<Exit, Failure> {
         started = start(settings.daemon) => started.map_err(|err| Failure::new(err.exit_code(), err.to_string()))?,
         signal = signals.next() => return Err(ended(signal, "while it started")),
     };
+    let (sum, here) = (handle.memory_sum().total_bytes(), machine_memory_bytes());
+    if sum > here {
+        let (sum, here) = (ByteSize(sum).to_string(), ByteSize(here).to_string());
+        tracing::warn!(sum, here, "more memory may be taken than the machine, or this group of processes, has");
+    }
     let mut text = String::new();
     for door in handle.doors() {
         text.push_str(&format!("listening {door}\n"));
@@ -220,5 +244,23 @@ mod tests {
         assert!(!shown("error").contains("actix_server"), "it must not become louder than asked for");
         assert!(shown("warn,actix_server=debug").contains("actix_server=debug"));
         assert!(log_filter("bulkhead=loud").is_err());
+    }
+
+    #[test]
+    fn a_mistyped_level_is_no_module() {
+        for level in ["debgu", "info,verbose", "bulkhead"] {
+            assert!(log_filter(level).unwrap_err().contains("trace"), "{level}");
+        }
+        for level in ["off", "INFO", "warn,bulkhead=debug", "bulkhead[request{key=a}]=trace", "3"] {
+            assert!(log_filter(level).is_ok(), "{level}");
+        }
+    }
+
+    #[test]
+    fn off_beside_an_address_is_refused() {
+        assert_eq!(doors::<u8>("--memcache", Vec::new()).unwrap(), None);
+        assert_eq!(doors::<u8>("--memcache", vec![Switch::Off]).unwrap(), Some(Vec::new()));
+        assert_eq!(doors("--memcache", vec![Switch::On(1), Switch::On(2)]).unwrap(), Some(vec![1, 2]));
+        assert!(doors("--memcache", vec![Switch::On(1), Switch::Off]).unwrap_err().to_string().contains("not both"));
     }
 }

@@ -5,12 +5,12 @@ use bulkhead::config::{ByteSize, TimeSpan};
 use clap::Args;
 
 const SERVER_VARIABLE: &str = "BULKHEAD_SERVER";
-const SERVER_DEFAULT: &str = "memcache://127.0.0.1:11211";
+const SERVER_DEFAULT: &str = "native+iwarp://127.0.0.1:11212";
 
 #[derive(Args, Debug)]
 pub struct ServerArgs {
     /// memcache://HOST:PORT, memcache+unix:/path, native+iwarp://HOST:PORT[?crc=off] or native+verbs://HOST:PORT [default:
-    /// $BULKHEAD_SERVER, else memcache://127.0.0.1:11211]
+    /// $BULKHEAD_SERVER, else native+iwarp://127.0.0.1:11212]
     #[arg(long, value_name = "URL")]
     server: Option<ServerUrl>,
     /// Give up when no octet moves for this long

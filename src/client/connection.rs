@@ -494,7 +494,10 @@ impl Link {
 
     fn judge_read(&mut self, count: io::Result<usize>) -> Result<usize, ClientError> {
         match count {
-            Ok(0) if self.reply_began => Err(self.protocol("the connection was closed inside a reply".to_owned())),
+            Ok(0) if self.reply_began => {
+                let what = "it closed the connection inside a reply";
+                Err(self.lost(io::Error::new(ErrorKind::UnexpectedEof, what)))
+            }
             Ok(0) => Err(self.lost(ErrorKind::UnexpectedEof.into())),
             Ok(count) => {
                 self.reply_began = true;
@@ -524,7 +527,9 @@ impl Link {
 
     fn lost(&self, source: io::Error) -> ClientError {
         let source = match source.kind() {
-            ErrorKind::UnexpectedEof => io::Error::new(source.kind(), "it closed the connection without a reply"),
+            ErrorKind::UnexpectedEof if source.get_ref().is_none() => {
+                io::Error::new(source.kind(), "it closed the connection without a reply")
+            }
             ErrorKind::TimedOut => io::Error::new(source.kind(), "no octet moved within the time-out"),
             _ => source,
         };

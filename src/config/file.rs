@@ -249,7 +249,7 @@ impl Machine {
     pub fn here() -> Self {
         let pool = default_pool(std::env::var_os("XDG_CACHE_HOME").as_deref(), std::env::var_os("HOME").as_deref());
         Self {
-            memory_bytes: memory_bytes(),
+            memory_bytes: machine_memory_bytes(),
             cores: std::thread::available_parallelism().map_or(1, |cores| cores.get()),
             default_pool: pool,
         }
@@ -257,7 +257,7 @@ impl Machine {
 }
 
 /// RAM of this machine, or of this control group where that has less, in bytes.
-fn memory_bytes() -> u64 {
+pub fn machine_memory_bytes() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).and_then(|rest| {
         let kib: u64 = rest.trim().strip_suffix("kB")?.trim().parse().ok()?;

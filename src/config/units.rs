@@ -217,8 +217,13 @@ pub(super) mod list {
         }
 
         fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<T>, E> {
-            let items = text.split(',').map(str::trim).filter(|item| !item.is_empty() && *item != "off");
-            items.map(|item| item.parse().map_err(|err| E::custom(format!("`{item}`: {err}")))).collect()
+            let is_off = text.split(',').any(|item| item.trim() == "off");
+            let items: Vec<_> =
+                text.split(',').map(str::trim).filter(|item| !item.is_empty() && *item != "off").collect();
+            if is_off && !items.is_empty() {
+                return Err(E::custom(format!("`{text}`: off, or addresses, but not both")));
+            }
+            items.into_iter().map(|item| item.parse().map_err(|err| E::custom(format!("`{item}`: {err}")))).collect()
         }
 
         fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<T>, A::Error> {

@@ -491,7 +491,7 @@ impl Lane for IwarpLane {
     fn resources(&self) -> Resources {
         let state = lock(&self.shared.state);
         Resources {
-            queue_pairs: state.ends.len(),
+            queue_pairs: state.ends.len() + state.outbox.iter().filter(|event| event.is_last()).count(),
             regions: self.shared.region_count.load(Ordering::Relaxed),
             half_open: self.shared.half_open_count.load(Ordering::Relaxed),
             listeners: state.listeners.len(),

@@ -272,8 +272,9 @@ impl Lane for LoopbackLane {
     }
 
     fn resources(&self) -> Resources {
+        let state = lock(&self.shared.state);
         Resources {
-            queue_pairs: lock(&self.shared.state).ends.len(),
+            queue_pairs: state.ends.len() + state.outbox.iter().filter(|event| event.is_last()).count(),
             regions: self.shared.region_count.load(Ordering::Relaxed),
             half_open: self.shared.half_open_count.load(Ordering::Relaxed),
             listeners: self.shared.listener_count.load(Ordering::Relaxed),
@@ -684,4 +685,25 @@ impl fmt::Debug for LoopbackQueuePair {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It counted no more while its last event waited for its turn: whoever waited for zero missed that event.
+    #[test]
+    fn a_queue_pair_counts_until_its_last_event_is_handed_out() {
+        let lane = Loopback::new().lane().unwrap();
+        let qp = lane.dial(&Address::Name("nobody".into()), Attributes::default()).unwrap();
+        qp.post_receive(qp.allocate(1, 1).unwrap().remove(0)).unwrap();
+        drop(qp);
+        let mut events = Vec::new();
+        assert!(lane.progress(Instant::now(), &mut events, 1));
+        assert!(matches!(events[..], [Event::Completed { .. }]), "{events:?}");
+        assert_eq!(lane.resources().queue_pairs, 1);
+        lane.progress(Instant::now(), &mut events, 1);
+        assert!(matches!(events[1..], [Event::Disconnected { .. }]), "{events:?}");
+        assert_eq!(lane.resources().queue_pairs, 0);
+    }
 }

@@ -46,6 +46,7 @@ pub mod loopback;
 mod queue;
 pub mod region;
 mod registered;
+pub mod spin;
 pub mod staging;
 pub(crate) mod sys;
 pub mod traced;
@@ -325,6 +326,11 @@ impl Event {
             | Self::Written { qp, .. }
             | Self::Disconnected { qp, .. } => Some(*qp),
         }
+    }
+
+    /// Nothing of its queue pair comes after it.
+    fn is_last(&self) -> bool {
+        matches!(self, Self::Rejected { .. } | Self::Disconnected { .. })
     }
 }
 

@@ -101,15 +101,7 @@ impl<S: Default> SendQueue<S> {
         if work.len() > self.depth - self.in_flight.len() {
             return Err(PostError::Full { posted: work.len(), depth: self.depth });
         }
-        for request in work.iter() {
-            match request.buffer() {
-                Some((buf, range)) => check_buffer(self.domain, buf, range)?,
-                None if request.len() > self.inline_bytes_max => {
-                    return Err(PostError::InlineTooLong { len: request.len(), max: self.inline_bytes_max });
-                }
-                None => {}
-            }
-        }
+        work.iter().try_for_each(|request| check(request, Some(self.domain), self.inline_bytes_max))?;
         let id = self.place.id(self.first_index.wrapping_add(self.in_flight.len() as u32));
         self.in_flight.extend(work.drain(..).map(|work| Posted { work, state: S::default() }));
         Ok(id)
@@ -211,6 +203,17 @@ impl ReceiveQueue {
         let id = self.place.id(self.first_index);
         self.first_index = self.first_index.wrapping_add(1);
         Some(Completion { id, kind: WorkKind::Receive, status, buf: Some(buf), len, invalidated, solicited })
+    }
+}
+
+/// Whether the queue pair of `domain` (`None`: one that has no buffers) may be given `request`.
+pub(super) fn check(request: &Work, domain: Option<Domain>, inline_bytes_max: usize) -> Result<(), PostError> {
+    match request.buffer() {
+        Some((buf, range)) => check_buffer(domain.ok_or(PostError::ForeignBuffer)?, buf, range),
+        None if request.len() > inline_bytes_max => {
+            Err(PostError::InlineTooLong { len: request.len(), max: inline_bytes_max })
+        }
+        None => Ok(()),
     }
 }
 

@@ -140,6 +140,11 @@ impl LocalBuf {
         self.piece.index()
     }
 
+    /// Who may use it.
+    pub(super) fn domain(&self) -> Domain {
+        self.domain
+    }
+
     /// Octets, a multiple of 4 KiB.
     pub fn len(&self) -> usize {
         self.piece.as_slice().len()
@@ -148,6 +153,28 @@ impl LocalBuf {
     /// Never: an empty buffer cannot be allocated.
     pub fn is_empty(&self) -> bool {
         false
+    }
+
+    /// Keeps the first `at` octets and gives the rest, which is a buffer of the same queue pair: each may go to a different
+    /// place at the same time.
+    ///
+    /// # Panics
+    /// When `at` is no multiple of 4 KiB, or one of the two would be empty.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        Self {
+            #[cfg(feature = "verbs")]
+            registration: self.registration.clone(),
+            piece: self.piece.split_off(at),
+            domain: self.domain,
+        }
+    }
+
+    /// Takes back what [`split_off`](Self::split_off) gave.
+    ///
+    /// # Panics
+    /// When `rest` does not begin where this ends, or belongs to another buffer.
+    pub fn rejoin(&mut self, rest: Self) {
+        self.piece.rejoin(rest.piece);
     }
 
     /// All of it.

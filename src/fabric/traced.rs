@@ -14,7 +14,7 @@ use super::{
 /// One line of the log.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Entry {
-    /// Nothing in a [`ConnectRequest`] entry.
+    /// Nothing in a [`ConnectRequest`] entry or a mark.
     pub qp: Option<QpNum>,
     pub what: What,
 }
@@ -76,6 +76,8 @@ pub enum What {
     },
     /// The handle was dropped.
     Dropped,
+    /// Something beside the fabric, noted by [`Trace::mark`].
+    Mark(&'static str),
 }
 
 /// The log. Clones are the same log.
@@ -88,6 +90,11 @@ impl Trace {
     /// Everything since the last call.
     pub fn take(&self) -> Vec<Entry> {
         std::mem::take(&mut *self.entries.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Notes something that happened beside the fabric, in its place between what happened on it.
+    pub fn mark(&self, word: &'static str) {
+        self.note(None, What::Mark(word));
     }
 
     fn note(&self, qp: Option<QpNum>, what: What) {

@@ -413,7 +413,7 @@ impl Lane for VerbsLane {
         }
         let is_busy = lock(&shared.state).outbox.len() > before;
         driver.busy_turns = if is_busy { driver.busy_turns + 1 } else { 0 };
-        if driver.busy_turns % BUSY_TURNS_MAX == 0 && lock(&shared.state).outbox.len() < events_max {
+        if driver.busy_turns.is_multiple_of(BUSY_TURNS_MAX) && lock(&shared.state).outbox.len() < events_max {
             match shared.look() {
                 Ok(found) => more |= found,
                 Err(error) => tracing::error!(%error, "a lane cannot look at its descriptors"),

@@ -161,6 +161,8 @@ pub struct Counters {
     pub claims_refused: AtomicU64,
     pub written_behind_bytes: AtomicU64,
     pub warmed: AtomicU64,
+    /// Octets of them, copied once more.
+    pub warmed_bytes: AtomicU64,
     pub head_hits: AtomicU64,
     pub head_misses: AtomicU64,
 }
@@ -451,12 +453,12 @@ impl Store {
         key: &[u8],
         draft: Draft,
         flags: u32,
-        expiry: u64,
+        expiry: impl Into<Expiry>,
         condition: Condition,
         now: u64,
     ) -> Committed {
         let (class, len, pieces, claim) = draft.into_parts();
-        let done = self.publish(key, pieces, class, len, flags, expiry, condition, now);
+        let done = self.publish(key, pieces, class, len, flags, expiry.into(), condition, now);
         drop(claim);
         done
     }
@@ -470,7 +472,7 @@ impl Store {
             Err(short) => return Joined::Short(draft, short),
         };
         let condition = Condition::Version(old.version());
-        match self.publish(old.key(), pieces, class, len, old.flags(), KEEP_EXPIRY, condition, now) {
+        match self.publish(old.key(), pieces, class, len, old.flags(), Expiry::Kept, condition, now) {
             Committed::Exists => Joined::Changed(draft),
             done => Joined::Done(done),
         }
@@ -494,6 +496,7 @@ impl Store {
             block.as_mut_slice()[..octets.len()].copy_from_slice(octets);
             segment.warm(block);
             Counters::add(&shared.counters.warmed, 1);
+            Counters::add(&shared.counters.warmed_bytes, octets.len() as u64);
         }
     }
 
@@ -722,7 +725,7 @@ impl Store {
         class: Class,
         len: u64,
         flags: u32,
-        expiry: u64,
+        expiry: Expiry,
         condition: Condition,
         now: u64,
     ) -> Committed {
@@ -736,7 +739,7 @@ impl Store {
             footprint: footprint(len, class),
             pieces: pieces.into(),
             version: AtomicU64::new(u64::MAX),
-            expiry: AtomicU64::new(expiry),
+            expiry: AtomicU64::new(if let Expiry::At(at) = expiry { at } else { 0 }),
             uses: 0.into(),
             read: false.into(),
             pins: 0.into(),
@@ -748,7 +751,7 @@ impl Store {
                 if let Some(refusal) = refusal(condition, living) {
                     return refusal;
                 }
-                if expiry == KEEP_EXPIRY {
+                if expiry == Expiry::Kept {
                     // Read here and not before: a touch in between must not be lost.
                     object.expiry.store(entry.get().expiry(), Ordering::Relaxed);
                 }
@@ -845,9 +848,20 @@ impl Store {
     }
 }
 
-/// In place of an expiry: that of the object which is replaced, as it is at that moment. Only with
-/// [`Condition::Version`], which makes sure that there is one.
-pub const KEEP_EXPIRY: u64 = u64::MAX;
+/// When a new object expires.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Expiry {
+    /// At this second of the store's clock; 0 is never.
+    At(u64),
+    /// When the object expires that is replaced, as it is at that moment. Never, if there is none.
+    Kept,
+}
+
+impl From<u64> for Expiry {
+    fn from(at: u64) -> Self {
+        Self::At(at)
+    }
+}
 
 /// Why `condition` does not hold for what is there, if it does not.
 fn refusal(condition: Condition, living: Option<u64>) -> Option<Committed> {
@@ -940,16 +954,45 @@ mod tests {
     use super::*;
 
     fn store() -> Store {
+        store_with_head(256 << 10)
+    }
+
+    fn store_with_head(head_bytes: u64) -> Store {
         let (mib, share) = (1 << 20, 0.25);
         Store::new(Sizes {
             memory_bytes: 8 * mib,
-            head_bytes: 256 << 10,
+            head_bytes,
             value_bytes_max: mib,
             index_bytes_max: mib,
             pinned_share: share,
             pool_bytes: vec![16 * mib],
         })
         .unwrap()
+    }
+
+    #[test]
+    fn behind_a_head_of_any_length_windows_hold_whole_segments() {
+        const KIB: u64 = 1 << 10;
+        for head_kib in [64, 128, 192, 256, 320, 448, 512] {
+            let store = store_with_head(head_kib * KIB);
+            store.extents().add_file(0, 16 << 20);
+            for len in [head_kib * KIB + 1, 512 * KIB + 1, 700_001, 1 << 20] {
+                store.put(b"key", &vec![7; len as usize], 0, 0).unwrap();
+                let object = store.peek(b"key", store.clock().now()).unwrap();
+                let (mut at, mut extent_bytes) = (0, 0);
+                for piece in object.pieces() {
+                    let (first, last) = (at / SEGMENT_BYTES_MAX, (at + u64::from(piece.len) - 1) / SEGMENT_BYTES_MAX);
+                    assert_eq!(first, last, "head {head_kib} KiB, {len}: {} octets at {at}", piece.len);
+                    assert!(at.is_multiple_of(4096), "head {head_kib} KiB, {len}: a piece at {at}");
+                    at += u64::from(piece.len);
+                    extent_bytes += piece.segment.extent_bytes();
+                }
+                assert_eq!(at, len);
+                if len > 512 * KIB {
+                    assert_eq!(extent_bytes, footprint(len, Class::Large), "head {head_kib} KiB, {len}");
+                }
+            }
+        }
     }
 
     #[test]
@@ -964,7 +1007,7 @@ mod tests {
         draft.put(b"2");
         assert!(store.touch(b"n", now + 100, now));
         let condition = Condition::Version(old.version());
-        assert!(matches!(store.commit(b"n", draft, 0, KEEP_EXPIRY, condition, now), Committed::Stored { .. }));
+        assert!(matches!(store.commit(b"n", draft, 0, Expiry::Kept, condition, now), Committed::Stored { .. }));
         assert_eq!(store.peek(b"n", now).unwrap().expiry(), now + 100);
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::port::{Port, Prepared, attributes};
 use crate::client::connection::{DRAIN_BYTES_MAX, Info, Options, STATS_COUNT_MAX, shown};
 use crate::client::{ClientError, ServerUrl};
+use crate::fabric::spin::Spin;
 use crate::fabric::{Address, Cause, Event, Fabric, Lane, SharedSpan, WorkKind};
 use crate::wire::native::descriptor::{Descriptor, Nonce};
 use crate::wire::native::endpoint::{EndCause, Endpoint};
@@ -239,13 +240,14 @@ impl Dial {
                     return Ok(Some(Link {
                         url: self.url.clone(),
                         lane: Arc::clone(&self.lane),
-                        port: prepared.attach(peer, requester, STALL_TIMEOUT),
+                        port: prepared.attach(peer, requester, STALL_TIMEOUT, now),
                         events: Vec::new(),
                         requests: VecDeque::new(),
                         asked: 0,
                         sources: VecDeque::new(),
                         next_source: 0,
                         io_timeout: self.io_timeout,
+                        spin: Spin::default(),
                         moved_at: now,
                         ended: None,
                         may_leave: true,
@@ -286,6 +288,8 @@ pub(super) struct Link {
     sources: VecDeque<(u64, Source, u64)>,
     next_source: u64,
     io_timeout: Duration,
+    /// Whether waiting for the server begins awake.
+    pub(super) spin: Spin,
     /// When octets last moved, or the first request of an idle link was made.
     moved_at: Instant,
     ended: Option<Cause>,
@@ -314,8 +318,9 @@ impl Link {
 
     /// Nothing has come that nobody asked for, and the server is there.
     pub(super) fn is_fresh(&mut self, now: Instant) -> bool {
-        let turned = self.turn(now, &mut io::empty());
-        turned.is_ok() && !self.is_broken && self.ended.is_none() && self.port.endpoint.inbound.is_empty()
+        // Nothing is posted: releases that are due leave with the request that follows.
+        let received = self.receive(now).and_then(|_| self.port.poll_ring(now).map_err(|cause| self.fail(cause)));
+        received.is_ok() && !self.is_broken && self.ended.is_none() && self.port.endpoint.inbound.is_empty()
     }
 
     /// When [`Link::turn`] must be called though nothing happened.
@@ -343,6 +348,25 @@ impl Link {
     /// # Errors
     /// [`ClientError::Local`] if a reader fails or ends early; [`ClientError::Protocol`].
     pub(super) fn turn(&mut self, now: Instant, caller: &mut dyn Read) -> Result<bool, ClientError> {
+        let mut moved = self.receive(now)?;
+        loop {
+            let mut again = false;
+            if self.port.poll_ring(now).map_err(|cause| self.fail(cause))? > 0 {
+                self.moved_at = now;
+                again = true;
+            }
+            again |= self.ask();
+            again |= self.fill(caller)?;
+            again |= self.port.poll_post(now).map_err(|cause| self.fail(cause))? > 0;
+            if !again {
+                return Ok(moved);
+            }
+            moved = true;
+        }
+    }
+
+    /// Takes what the lane has to report. `true` if anything moved.
+    fn receive(&mut self, now: Instant) -> Result<bool, ClientError> {
         let mut moved = self.lane.progress(now, &mut self.events, EVENT_COUNT_MAX);
         let mut events = std::mem::take(&mut self.events);
         for event in events.drain(..) {
@@ -363,20 +387,7 @@ impl Link {
             }
         }
         self.events = events;
-        loop {
-            let mut again = false;
-            if self.port.poll_ring(now).map_err(|cause| self.fail(cause))? > 0 {
-                self.moved_at = now;
-                again = true;
-            }
-            again |= self.ask();
-            again |= self.fill(caller)?;
-            again |= self.port.poll_post(now).map_err(|cause| self.fail(cause))? > 0;
-            if !again {
-                return Ok(moved);
-            }
-            moved = true;
-        }
+        Ok(moved)
     }
 
     /// Asks what can be asked now.

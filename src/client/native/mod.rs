@@ -412,6 +412,9 @@ fn settle(link: &mut Link, sink: &mut dyn Sink, caller: &mut dyn Read) -> Result
     loop {
         let now = Instant::now();
         let moved = link.turn(now, caller)?;
+        if moved {
+            link.spin.handle_news(now);
+        }
         if let Some(settled) = link.poll_answer(sink) {
             return settled;
         }
@@ -420,6 +423,9 @@ fn settle(link: &mut Link, sink: &mut dyn Sink, caller: &mut dyn Read) -> Result
             continue;
         }
         link.judge_rest(now)?;
+        if !is_armed && link.spin.is_worth_it(now) {
+            continue;
+        }
         if !is_armed {
             link.lane().arm();
             is_armed = true;

@@ -26,6 +26,8 @@ use crate::wire::native::window::{RxLease, Ticket};
 const RECORD_COUNT_MAX: usize = 64;
 /// Octets of the Read that fetches the peer's counter.
 const COUNTER_BYTES: usize = 8;
+/// Pause before posts that the queue refused are tried again.
+const POST_PAUSE: Duration = Duration::from_millis(1);
 const PAGE_BYTES: u64 = 4096;
 
 /// How one side's memory is divided. Each side has its own; neither need know the other's.
@@ -127,6 +129,11 @@ impl Prepared {
         &self.own
     }
 
+    /// The memory of the own control ring.
+    pub fn ring(&self) -> &SharedSpan {
+        self.ring.span()
+    }
+
     /// The queue pair's name in events.
     pub fn number(&self) -> QpNum {
         self.qp.number()
@@ -140,8 +147,14 @@ impl Prepared {
         self.qp.establish(&self.own.encode()).map_err(io::Error::other)
     }
 
-    /// The endpoint, now that the peer's descriptor is known.
-    pub fn attach<V: Clone, M>(self, peer: Descriptor, machine: M, stall_timeout: Duration) -> Port<V, M> {
+    /// The endpoint, now that the peer's descriptor is known. Its time begins `now`.
+    pub fn attach<V: Clone, M>(
+        self,
+        peer: Descriptor,
+        machine: M,
+        stall_timeout: Duration,
+        now: Instant,
+    ) -> Port<V, M> {
         let queue_depth = u32::try_from(self.qp.attributes().send_depth).unwrap_or(u32::MAX);
         let settings =
             Settings { own: self.own, peer, queue_depth, pipeline_bytes_max: PIPELINE_BYTES_MAX, stall_timeout };
@@ -155,8 +168,9 @@ impl Prepared {
             reported: VecDeque::new(),
             work: Vec::new(),
             posted: Vec::new(),
+            retry_at: None,
             is_closed: false,
-            started: Instant::now(),
+            started: now,
         }
     }
 }
@@ -177,6 +191,8 @@ pub struct Port<V, M> {
     work: Vec<Work>,
     /// For each of `work`, the endpoint's number if it will be reported.
     posted: Vec<Option<WorkId>>,
+    /// When to post again what the queue refused.
+    retry_at: Option<Instant>,
     /// The queue pair takes nothing more.
     is_closed: bool,
     started: Instant,
@@ -195,7 +211,8 @@ impl<V: Clone, M> Port<V, M> {
 
     /// When [`Port::poll_ring`] and [`Port::poll_post`] want to be called though nothing happened.
     pub fn deadline(&self) -> Option<Instant> {
-        self.endpoint.deadline().and_then(|deadline| self.started.checked_add(deadline))
+        let deadline = self.endpoint.deadline().and_then(|deadline| self.started.checked_add(deadline));
+        [deadline, self.retry_at].into_iter().flatten().min()
     }
 
     /// Takes records out of the own ring; gives their number.
@@ -267,21 +284,23 @@ impl<V: Clone, M> Port<V, M> {
         }
     }
 
-    /// Posts all that can be; gives the number of posts. The fabric starts at once.
+    /// Posts all that can be; gives the number of posts. The fabric starts at once. What it refuses for want of room is
+    /// kept and tried again, see [`Port::deadline`].
     ///
     /// # Errors
     /// [`EndCause`].
     pub fn poll_post(&mut self, now: Instant) -> Result<usize, EndCause> {
-        let now = self.time(now);
         if self.is_closed {
             return Ok(0);
         }
-        while let Some(post) = self.endpoint.poll_post(now)? {
+        let time = self.time(now);
+        while let Some(post) = self.endpoint.poll_post(time)? {
             self.take(post);
         }
-        if self.work.is_empty() {
+        if self.work.is_empty() || self.retry_at.is_some_and(|at| now < at) {
             return Ok(0);
         }
+        self.retry_at = None;
         let count = self.work.len();
         match self.qp.post(&mut self.work) {
             Ok(first) => {
@@ -291,7 +310,12 @@ impl<V: Clone, M> Port<V, M> {
                 self.qp.kick();
             }
             Err(PostError::Ended | PostError::NotConnected) => self.is_closed = true,
-            // The endpoint counts what is in flight and cuts to what was granted.
+            // The endpoint counts what is in flight, so it is not our queue that is full: the device is short of memory.
+            Err(PostError::Full { .. }) => {
+                self.retry_at = Some(now + POST_PAUSE);
+                return Ok(0);
+            }
+            // The endpoint cuts to what was granted.
             Err(error) => panic!("{count} requests were refused: {error}"),
         }
         Ok(count)
@@ -330,9 +354,31 @@ impl<V: Clone, M> Port<V, M> {
         event.qp() == Some(self.qp.number())
     }
 
-    /// Ends the connection.
+    /// Ends the connection. Its events go on to the last, which is for [`Port::handle_disconnected`].
     pub fn disconnect(&mut self) {
         self.is_closed = true;
         self.qp.disconnect();
+    }
+
+    /// The last event of the queue pair has come: whatever was to be sent stays here.
+    pub fn handle_disconnected(&mut self) {
+        (self.is_closed, self.retry_at) = (true, None);
+        self.endpoint.handle_disconnected();
+        for work in self.work.drain(..) {
+            match work {
+                Work::Write { from: Source::Buffer { buf, .. }, .. } => {
+                    let index = buf.index();
+                    self.slots[index] = Some(buf);
+                }
+                Work::Read { into, .. } => self.readback = Some(into),
+                Work::Write { .. } | Work::Send { .. } => {}
+            }
+        }
+    }
+
+    /// After [`Port::handle_disconnected`]: every fill was answered, every lease dropped, every buffer is back. Nothing is
+    /// lost when this is dropped now.
+    pub fn is_released(&self) -> bool {
+        self.endpoint.is_released() && self.readback.is_some() && self.slots.iter().all(Option::is_some)
     }
 }

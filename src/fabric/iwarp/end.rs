@@ -559,7 +559,7 @@ impl End {
                         events.extend(completion.map(|completion| Event::Completed { qp, completion }));
                     }
                 }
-                Kind::Terminate(reason) => return Err(Cause::RefusedByPeer(reason.to_string()).into()),
+                Kind::Terminate(head) => return Err(Cause::RefusedByPeer(head.to_string()).into()),
             }
         }
         Ok(())

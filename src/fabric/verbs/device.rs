@@ -288,9 +288,9 @@ impl Registration {
     ) -> io::Result<Self> {
         let mut flags = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
         if by_window {
-            flags = flags | ibv_access_flags::IBV_ACCESS_MW_BIND;
+            flags |= ibv_access_flags::IBV_ACCESS_MW_BIND;
         } else {
-            flags = flags | remote_flags(access);
+            flags |= remote_flags(access);
         }
         let (base, len) = span.as_raw();
         // SAFETY: the caller's promise; shared spans are only accessed by atomic words.
@@ -333,10 +333,10 @@ impl Drop for Registration {
 pub(super) fn remote_flags(access: Access) -> ibv_access_flags {
     let mut flags = ibv_access_flags(0);
     if access.remote_write {
-        flags = flags | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
+        flags |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
     }
     if access.remote_read {
-        flags = flags | ibv_access_flags::IBV_ACCESS_REMOTE_READ;
+        flags |= ibv_access_flags::IBV_ACCESS_REMOTE_READ;
     }
     flags
 }

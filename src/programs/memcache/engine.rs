@@ -4,7 +4,7 @@
 use crate::metrics::Metrics;
 use crate::store::draft::Draft;
 use crate::store::segment::Content;
-use crate::store::{Committed, Condition, Joined, KEEP_EXPIRY, Side, Store};
+use crate::store::{Committed, Condition, Expiry, Joined, Side, Store};
 use crate::wire::memcache::number::{append_padded_number, parse_stored_number};
 use crate::wire::memcache::request::{Direction, StoreHeader, StoreVerb};
 use crate::wire::memcache::response::{self as reply, stat_line};
@@ -28,7 +28,7 @@ pub fn expiry_of(exptime: i64, now: u64) -> u64 {
     match exptime {
         0 => 0,
         1..=RELATIVE_EXPTIME_MAX => now.saturating_add(exptime as u64),
-        later if later > 0 => later as u64, // at most i64::MAX, so never KEEP_EXPIRY
+        later if later > 0 => later as u64,
         _ => now.max(1),
     }
 }
@@ -148,7 +148,7 @@ pub fn arithmetic(
             draft.put(&value);
         }
         let condition = Condition::Version(old.version());
-        if let Committed::Stored { .. } = store.commit(key, draft, old.flags(), KEEP_EXPIRY, condition, now) {
+        if let Committed::Stored { .. } = store.commit(key, draft, old.flags(), Expiry::Kept, condition, now) {
             hits.add(1);
             return reply::number_line(out, number);
         }

@@ -181,6 +181,76 @@ impl fmt::Display for Reason {
     }
 }
 
+impl Reason {
+    /// Whether an RFC gives it a meaning.
+    const fn is_defined(self) -> bool {
+        match (self.layer, self.kind) {
+            (0 | 1, 0) => true,
+            (0, 1) => matches!(self.code, 0..=4 | 9 | 0xff),
+            (0, 2) => matches!(self.code, 5..=9 | 0xff),
+            (1, 1) => self.code <= 4,
+            (1, 2) => matches!(self.code, 1..=6),
+            (2, 0) => matches!(self.code, 1..=7),
+            _ => false,
+        }
+    }
+}
+
+/// The first four octets of a Terminate, which say why. For the log alone: never act on it.
+///
+/// Linux `siw` on a little-endian machine writes the octets of layer and type, and of the flags, with their bit fields in
+/// reverse: the layer in the low half, M, D and R as 0x01, 0x02 and 0x04. Without flags some reasons mean one thing as the
+/// RFC has them and another as siw does; then both are told.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct TerminateHead(pub [u8; 4]);
+
+impl TerminateHead {
+    /// As RFC 5040 §4.8 has it.
+    const fn as_specified(self) -> Reason {
+        Reason::new(self.0[0] >> 4, self.0[0] & 0x0f, self.0[1])
+    }
+
+    /// As siw has it.
+    const fn as_siw(self) -> Reason {
+        Reason::new(self.0[0] & 0x0f, self.0[0] >> 4, self.0[1])
+    }
+
+    /// Whether its flags can only be siw's.
+    const fn is_siw(self) -> bool {
+        self.0[2] & 0xe0 == 0 && self.0[2] & 0x07 != 0
+    }
+
+    /// The likely reason, and the other one if that may be meant too.
+    pub fn readings(self) -> (Reason, Option<Reason>) {
+        let (specified, siw) = (self.as_specified(), self.as_siw());
+        match (specified.is_defined(), siw.is_defined()) {
+            _ if self.is_siw() => (siw, None),
+            _ if self.0[2] & 0xe0 != 0 || specified == siw => (specified, None),
+            (true, true) => (specified, Some(siw)),
+            (false, true) => (siw, None),
+            (_, false) => (specified, None),
+        }
+    }
+
+    /// Whether the culprit's segment length and DDP header follow, and whether its Read Request does.
+    const fn follows(self) -> (bool, bool) {
+        let (header, request) = if self.is_siw() { (0x02, 0x04) } else { (0x40, 0x20) };
+        (self.0[2] & header != 0, self.0[2] & request != 0)
+    }
+}
+
+impl fmt::Display for TerminateHead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (reason, other) = self.readings();
+        reason.fmt(f)?;
+        if let Some(other) = other {
+            write!(f, ", or {other} if it is Linux siw")?;
+        }
+        let [a, b, c, d] = self.0;
+        write!(f, " (octets {a:02x} {b:02x} {c:02x} {d:02x})")
+    }
+}
+
 /// A Terminate message.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Terminate {
@@ -210,8 +280,9 @@ impl Terminate {
     /// `None` below four octets.
     pub fn decode(payload: &[u8]) -> Option<Self> {
         let (head, rest) = payload.split_first_chunk::<4>()?;
-        let reason = Reason { layer: head[0] >> 4, kind: head[0] & 0x0f, code: head[1] };
-        let (has_header, has_request) = (head[2] & 0x40 != 0, head[2] & 0x20 != 0);
+        let head = TerminateHead(*head);
+        let (reason, _) = head.readings();
+        let (has_header, has_request) = head.follows();
         let culprit = rest.split_first_chunk::<2>().filter(|_| has_header).and_then(|(len, rest)| {
             let header_len = if rest.first()? & 0x80 != 0 { 14 } else { 18 };
             let (header, rest) = rest.split_at_checked(header_len)?;
@@ -251,6 +322,41 @@ mod tests {
             assert_eq!(Operation::decode(0x40 | operation), Err(OperationError::Unknown(operation)));
         }
         assert_eq!(Operation::decode(0x83), Err(OperationError::Version(2)));
+    }
+
+    /// What siw of Linux 6.1.192 sent (`docs/interop.md`), and what it meant.
+    #[test]
+    fn a_terminate_of_siw_is_understood_though_its_bit_fields_are_reversed() {
+        for (head, reason, other) in [
+            ([0x02, 2, 0, 0], Reason::CRC, None),
+            ([0x02, 3, 0, 0], Reason::LENGTH, None),
+            ([0x11, 0, 3, 0], Reason::TAGGED_STAG, None),
+            ([0x11, 1, 3, 0], Reason::TAGGED_BOUNDS, None),
+            ([0x01, 0, 3, 0], Reason::new(1, 0, 0), None),
+            ([0x10, 0, 7, 0], Reason::READ_STAG, None),
+            ([0x10, 1, 7, 0], Reason::READ_BOUNDS, None),
+            ([0x21, 2, 3, 0], Reason::NO_BUFFER, None),
+            ([0x21, 6, 0, 0], Reason::UNTAGGED_VERSION, None),
+            ([0x11, 4, 0, 0], Reason::TAGGED_VERSION, None),
+            ([0x20, 5, 0, 0], Reason::new(2, 0, 5), Some(Reason::RDMAP_VERSION)),
+            ([0x20, 9, 3, 0], Reason::new(0, 2, 9), None),
+            ([0x20, 6, 0, 0], Reason::READ_DEPTH, Some(Reason::OPERATION)),
+            // As the RFC has them.
+            ([0x10, 0, 0xc0, 0], Reason::new(1, 0, 0), None),
+            ([0x01, 0, 0xe0, 0], Reason::READ_STAG, None),
+            ([0x12, 2, 0xc0, 0], Reason::NO_BUFFER, None),
+            ([0x20, 2, 0, 0], Reason::CRC, None),
+            ([0xff, 0xff, 0, 0], Reason::new(15, 15, 0xff), None),
+        ] {
+            assert_eq!(TerminateHead(head).readings(), (reason, other), "{head:02x?}");
+        }
+        assert_eq!(
+            TerminateHead([0x20, 6, 0, 0]).to_string(),
+            "MPA error, type 0 code 6, or RDMAP error, type 2 code 6 if it is Linux siw (octets 20 06 00 00)"
+        );
+        let read_refused = [&[0x10, 1, 7, 0, 0, 0, 0x41, 0x41][..], &[5; 16], &[9; 28]].concat();
+        let culprit = Terminate::decode(&read_refused).and_then(|terminate| terminate.culprit).expect("quoted");
+        assert_eq!((culprit.segment_len, culprit.header.len(), culprit.read_request), (0, 18, Some([9; 28])));
     }
 
     #[test]

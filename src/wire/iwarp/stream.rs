@@ -8,7 +8,9 @@ use std::collections::VecDeque;
 
 use super::ddp::{Header, HeaderError, Msn, TAGGED_BYTES, Tagged, UNTAGGED_BYTES, Untagged};
 use super::mpa::{self, FpduError};
-use super::rdmap::{Culprit, Operation, OperationError, READ_REQUEST_BYTES, ReadRequest, Reason, Terminate};
+use super::rdmap::{
+    Culprit, Operation, OperationError, READ_REQUEST_BYTES, ReadRequest, Reason, Terminate, TerminateHead,
+};
 
 /// What a segment is for, its payload aside.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -21,8 +23,8 @@ pub enum Kind {
     ReadRequest(ReadRequest),
     /// A part of a message for the oldest Receive, at `offset` in it. With `last` the message is complete.
     Send { offset: u32, last: bool, invalidate: Option<u32>, solicited: bool },
-    /// The peer ends the connection. Never act on the reason: only the log wants it.
-    Terminate(Reason),
+    /// The peer ends the connection.
+    Terminate(TerminateHead),
 }
 
 /// A checked segment.
@@ -294,8 +296,8 @@ impl Receiver {
                 Ok(Kind::ReadRequest(request))
             }
             Operation::Terminate => {
-                let terminate = Terminate::decode(payload).filter(|_| last).ok_or(PeerError::Shape(operation))?;
-                Ok(Kind::Terminate(terminate.reason))
+                let head = payload.first_chunk().filter(|_| last).ok_or(PeerError::Shape(operation))?;
+                Ok(Kind::Terminate(TerminateHead(*head)))
             }
             _ => {
                 let len = u32::try_from(payload.len()).ok();

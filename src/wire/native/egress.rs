@@ -28,6 +28,9 @@ pub const QUEUE_DEPTH_MIN: u32 = 8;
 /// Work requests between two signalled control writes, at most.
 const SIGNAL_INTERVAL_MAX: u64 = 32;
 
+/// A body up to this length is filled sooner than a peer wakes up.
+const SHORT_BODY_BYTES: u32 = 16 << 10;
+
 /// Octets of the stream for one INLINE record, 1..=191.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub struct InlineText {
@@ -313,6 +316,12 @@ impl Egress {
             Some(Entry { place: Place::Body { ticket, .. }, state: State::Failed }) => Some(*ticket),
             _ => None,
         }
+    }
+
+    /// What comes next is short and will be there in no time: what was posted need not be hurried on its way alone.
+    pub fn awaits_short_body(&self) -> bool {
+        matches!(self.places.front(), Some(Entry { place: Place::Body { len, .. }, state: State::Unfilled })
+            if len.get() <= SHORT_BODY_BYTES)
     }
 
     /// All windows up to that of `sequence` are to be released. Takes the place of an older one that is due.

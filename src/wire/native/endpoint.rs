@@ -248,7 +248,12 @@ impl<V: Clone, M> Endpoint<V, M> {
 
     /// Nothing is on its way in or out.
     pub fn is_idle(&self) -> bool {
-        self.inbound.is_empty() && self.outbound.is_empty() && self.egress.is_empty() && self.is_released()
+        self.inbound.is_empty() && self.is_sent() && self.is_released()
+    }
+
+    /// All that was to be sent has been posted.
+    pub fn is_sent(&self) -> bool {
+        self.outbound.is_empty() && self.egress.is_empty()
     }
 
     /// Gives memory back that only a busy connection needs.
