@@ -1005,6 +1005,33 @@ fn a_sleeping_lane_is_woken(bed: Bed) {
     });
 }
 
+/// Where the owner looks at its memory and finds nothing after the lane went to sleep.
+fn a_word_watched_while_the_lane_sleeps_wakes_it(bed: Bed) {
+    let mut world = World::new(bed);
+    let pair = world.pair();
+    let region = pair.far.register(SharedSpan::new(8).unwrap(), Access::WRITE).unwrap();
+    let (lane, key) = (world.far.lane.clone(), region.key());
+    let woken = std::thread::spawn(move || {
+        let start = Instant::now();
+        let mut events = Vec::new();
+        while !events.iter().any(|event| matches!(event, Event::Written { key: of, .. } if *of == key)) {
+            lane.arm();
+            if !lane.progress(Instant::now(), &mut events, 32) {
+                sleep(&*lane, Some(start + PATIENCE)).unwrap();
+                lane.progress(Instant::now(), &mut events, 32);
+            }
+            assert!(start.elapsed() < PATIENCE, "it slept on");
+        }
+    });
+    // Time enough to fall asleep; if it is not, the test proves less and passes.
+    std::thread::sleep(Duration::from_millis(200));
+    region.watch(0, 0);
+    std::thread::sleep(Duration::from_millis(50));
+    pair.near.post(&mut vec![write(&[1; 8], region.remote(), 0)]).unwrap();
+    world.done(Near, &*pair.near);
+    woken.join().unwrap();
+}
+
 fn a_listener_has_its_address_alone_and_gives_it_back(bed: Bed) {
     let world = World::new(bed);
     let address = world.listener.address();
@@ -1077,5 +1104,6 @@ contract!(
     events_come_in_batches_no_larger_than_asked,
     a_thousand_connections_leave_nothing_behind,
     a_sleeping_lane_is_woken,
+    a_word_watched_while_the_lane_sleeps_wakes_it,
     a_listener_has_its_address_alone_and_gives_it_back,
 );

@@ -87,8 +87,8 @@ impl Fabric for Verbs {
             channels: Mutex::default(),
             state: Mutex::default(),
             driver: Mutex::default(),
-            region_count: Arc::default(),
-            watch_count: Arc::default(),
+            region_count: AtomicUsize::new(0),
+            watch_count: AtomicUsize::new(0),
             half_open_count: Arc::default(),
             was_posted: AtomicBool::new(false),
         };
@@ -124,8 +124,9 @@ struct LaneShared {
     state: Mutex<LaneState>,
     /// Held by whoever drives: only then are queue pairs and completion queues destroyed. Taken before any other lock.
     driver: Mutex<Driver>,
-    region_count: Arc<AtomicUsize>,
-    watch_count: Arc<AtomicUsize>,
+    region_count: AtomicUsize,
+    /// Words watched.
+    watch_count: AtomicUsize,
     half_open_count: Arc<AtomicUsize>,
     /// An answer may come soon.
     was_posted: AtomicBool,
@@ -284,13 +285,13 @@ impl LaneShared {
                 let request = ConnectRequest::new(peer, listener, private_data, pending);
                 state.outbox.push_back(Event::ConnectRequest(request));
             }
-            Happened::Disconnected => {
+            Happened::Removed if state.listeners.contains_key(&token) => {
+                tracing::error!("the device of a listener was removed: nobody can connect there any more");
+            }
+            Happened::Disconnected | Happened::Removed => {
                 let closed = state.closing.remove(&token);
                 drop(state);
                 drop(closed);
-            }
-            Happened::Removed if state.listeners.contains_key(&token) => {
-                tracing::error!("the device of a listener was removed: nobody can connect there any more");
             }
             _ => {}
         }
@@ -435,7 +436,7 @@ impl Lane for VerbsLane {
         for end in shared.ends() {
             end.arm();
         }
-        if shared.watch_count.load(Ordering::Relaxed) > 0 {
+        if shared.watch_count.load(Ordering::SeqCst) > 0 {
             if shared.was_posted.swap(false, Ordering::Relaxed) {
                 driver.pause = None;
             }

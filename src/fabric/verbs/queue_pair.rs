@@ -203,7 +203,7 @@ impl End {
             place,
             domain,
             lane: Arc::clone(lane),
-            regions: Regions::new(Arc::clone(&pd), Arc::clone(&lane.region_count), Arc::clone(&lane.watch_count)),
+            regions: Regions::new(Arc::clone(&pd), Arc::clone(lane)),
             pd,
             is_armed: AtomicBool::new(false),
             is_misused: AtomicBool::new(false),

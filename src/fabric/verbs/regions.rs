@@ -2,21 +2,19 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::super::registered::Revoker;
 use super::super::{Access, MemoryRegion, RemoteKey, RemoteSpan, SharedSpan};
+use super::LaneShared;
 use super::device::{ProtectionDomain, Registration, Window, remote_flags};
 
 /// Keys and what is behind them.
 pub(super) struct Regions {
     pd: Arc<ProtectionDomain>,
     table: Mutex<Table>,
-    /// Regions of the whole lane.
-    count: Arc<AtomicUsize>,
-    /// Words watched on the whole lane.
-    watch_count: Arc<AtomicUsize>,
+    lane: Arc<LaneShared>,
 }
 
 #[derive(Default)]
@@ -50,8 +48,8 @@ pub(super) struct Binding {
 }
 
 impl Regions {
-    pub(super) fn new(pd: Arc<ProtectionDomain>, count: Arc<AtomicUsize>, watch_count: Arc<AtomicUsize>) -> Arc<Self> {
-        Arc::new(Self { pd, table: Mutex::default(), count, watch_count })
+    pub(super) fn new(pd: Arc<ProtectionDomain>, lane: Arc<LaneShared>) -> Arc<Self> {
+        Arc::new(Self { pd, table: Mutex::default(), lane })
     }
 
     /// A key that opens `span` until it is revoked; the peer cannot give it back, where the device can refuse that.
@@ -89,7 +87,7 @@ impl Regions {
         let span = entry.span.clone();
         let (base, len) = span.as_raw();
         let remote = RemoteSpan { key, address: base.as_ptr() as u64, len: len as u64 };
-        self.count.fetch_add(1, Ordering::Relaxed);
+        self.lane.region_count.fetch_add(1, Ordering::Relaxed);
         let replaced = self.table().entries.insert(key, entry);
         assert!(replaced.is_none(), "a device gives a key to one region at a time");
         let own: Arc<dyn Revoker> = Arc::<Self>::clone(self);
@@ -106,7 +104,7 @@ impl Regions {
         self.unwatch(&mut table, key);
         let entry = table.entries.remove(&key);
         if entry.is_some() {
-            self.count.fetch_sub(1, Ordering::Relaxed);
+            self.lane.region_count.fetch_sub(1, Ordering::Relaxed);
         }
         entry
     }
@@ -114,7 +112,7 @@ impl Regions {
     fn unwatch(&self, table: &mut Table, key: RemoteKey) {
         let before = table.watched.len();
         table.watched.retain(|watched| watched.key != key);
-        self.watch_count.fetch_sub(before - table.watched.len(), Ordering::Relaxed);
+        self.lane.watch_count.fetch_sub(before - table.watched.len(), Ordering::Relaxed);
     }
 
     /// Keys whose watched word has changed; each is named once.
@@ -128,14 +126,14 @@ impl Regions {
             }
             is_same
         });
-        self.watch_count.fetch_sub(before - table.watched.len(), Ordering::Relaxed);
+        self.lane.watch_count.fetch_sub(before - table.watched.len(), Ordering::Relaxed);
     }
 
     /// Takes every key out of service, once the queue pair is gone.
     pub(super) fn clear(&self) {
         let mut table = self.table();
-        self.count.fetch_sub(table.entries.len(), Ordering::Relaxed);
-        self.watch_count.fetch_sub(table.watched.len(), Ordering::Relaxed);
+        self.lane.region_count.fetch_sub(table.entries.len(), Ordering::Relaxed);
+        self.lane.watch_count.fetch_sub(table.watched.len(), Ordering::Relaxed);
         *table = Table::default();
     }
 
@@ -162,6 +160,8 @@ impl Revoker for Regions {
         span.load_u64_acquire(offset);
         self.unwatch(&mut table, key);
         table.watched.push(Watched { key, span, offset, value });
-        self.watch_count.fetch_add(1, Ordering::Relaxed);
+        self.lane.watch_count.fetch_add(1, Ordering::SeqCst);
+        // A lane that went to sleep with nothing to watch has not set its timer.
+        self.lane.bell.ring();
     }
 }
