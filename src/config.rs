@@ -22,6 +22,8 @@ use crate::wire::native::descriptor::{RingGeometry, WindowGeometry};
 
 pub use file::machine_memory_bytes;
 use file::{File, Machine};
+#[cfg(not(feature = "verbs"))]
+pub use native::NO_VERBS;
 pub use native::{NativeAddress, NativeFabric};
 pub use units::{Auto, ByteSize, Switch, TimeSpan};
 

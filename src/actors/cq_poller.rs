@@ -13,8 +13,8 @@
 //!
 //! A connection sees one ordered history: whatever its peer wrote before it went comes before [`TransportEvent::Disconnected`].
 //! A parked lane costs nothing, however many idle connections it has. A ring is looked at when the fabric has news of its
-//! queue pair, when it was left with more, or when its connection [says](Attachments::wake) that there is room again; on
-//! fabrics that [report no writes](fabric::Lane::reports_writes), in every turn.
+//! queue pair, when it was left with more, or when its connection [says](Attachments::wake) that there is room again. A ring that is empty
+//! is [watched](fabric::MemoryRegion::watch), for fabrics that do not report each Write.
 //!
 //! Who gets the news of a queue pair is said by a plain call, [`Attachments::attach`], so that no event can overtake it.
 
@@ -28,7 +28,7 @@ use crate::wire::seq::BulkSequence;
 use actix::prelude::*;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::time::timeout_at;
 
 /// Events taken in one turn.
@@ -37,11 +37,6 @@ const EVENTS_PER_TURN: usize = 32;
 const CONNECTIONS_PER_TURN: usize = EVENTS_PER_TURN;
 /// Records taken out of one ring in one turn.
 const RECORDS_PER_TURN: usize = 128;
-/// How long a lane whose rings tell nothing keeps looking at them before it sleeps.
-const SPIN: Duration = Duration::from_micros(100);
-/// What it sleeps then between two looks; doubled from one to the next.
-const PAUSE_MIN: Duration = Duration::from_millis(1);
-const PAUSE_MAX: Duration = Duration::from_millis(4);
 
 /// What happened to one connection.
 #[derive(Debug)]
@@ -140,8 +135,6 @@ struct Table {
     connections: HashMap<QpNum, Attached>,
     /// Connections to serve, each once.
     due: VecDeque<QpNum>,
-    /// Connections with a ring, in the order in which rings that tell nothing are looked at.
-    watched: VecDeque<QpNum>,
     listener: Option<Door>,
 }
 
@@ -227,37 +220,16 @@ impl Table {
         }
         !self.due.is_empty()
     }
-
-    /// Looks at rings until enough of them had something. True if any had.
-    fn serve_watched(&mut self) -> bool {
-        let mut found = 0;
-        for _ in 0..self.watched.len() {
-            let Some(qp) = self.watched.pop_front() else { break };
-            let Some(attached) = self.connections.get_mut(&qp).filter(|attached| attached.ring.is_some()) else {
-                continue;
-            };
-            let before = attached.sent;
-            attached.serve();
-            found += usize::from(attached.sent > before);
-            self.watched.push_back(qp);
-            if found == CONNECTIONS_PER_TURN {
-                break;
-            }
-        }
-        found > 0
-    }
 }
 
 impl Attachments {
     /// News of `qp` goes to `connection` from now on, with what comes into `ring`. Call it before the queue pair is
     /// established.
     pub fn attach(&self, qp: QpNum, connection: Recipient<Events>, ring: Option<Box<dyn Ring>>) {
-        let mut table = self.table();
-        if ring.is_some() {
-            table.watched.push_back(qp);
-        }
         let attached = Attached { connection, ring, batch: Batch::default(), sent: 0, is_due: false, ended: None };
-        table.connections.insert(qp, attached);
+        self.table().connections.insert(qp, attached);
+        // Looking at a ring is what makes the fabric watch it.
+        self.wake(qp);
     }
 
     /// The ring of `qp` has room again: it is polled though nothing comes from the fabric.
@@ -269,7 +241,6 @@ impl Attachments {
     /// The ring of `qp` is not read any more: its connection is over. Other news goes on, up to the last.
     pub fn silence(&self, qp: QpNum) {
         let mut table = self.table();
-        table.watched.retain(|watched| *watched != qp);
         let gone = table.connections.get_mut(&qp).and_then(|attached| attached.ring.take());
         drop(table);
         drop(gone);
@@ -278,7 +249,6 @@ impl Attachments {
     /// News of `qp` goes nowhere; the buffers it carries are freed.
     pub fn detach(&self, qp: QpNum) {
         let mut table = self.table();
-        table.watched.retain(|watched| *watched != qp);
         let gone = table.connections.remove(&qp);
         drop(table);
         drop(gone);
@@ -305,7 +275,7 @@ impl Attachments {
     }
 
     /// Hands `events` out, and what the rings hold: one message per connection. True if there is more to do, or was news.
-    fn hand_out(&self, events: &mut Vec<Event>, reports_writes: bool) -> bool {
+    fn hand_out(&self, events: &mut Vec<Event>) -> bool {
         let has_news = !events.is_empty();
         let mut strangers = Vec::new();
         let mut table = self.table();
@@ -321,10 +291,7 @@ impl Attachments {
                 (None, _) => {}
             }
         }
-        let mut more = table.serve_due();
-        if !reports_writes {
-            more |= table.serve_watched();
-        }
+        let more = table.serve_due();
         let listener = if strangers.is_empty() { None } else { table.listener.clone() };
         drop(table);
         if let Some(listener) = listener {
@@ -337,11 +304,6 @@ impl Attachments {
             }
         }
         has_news || more
-    }
-
-    /// There are rings.
-    fn is_watching(&self) -> bool {
-        !self.table().watched.is_empty()
     }
 }
 
@@ -357,45 +319,20 @@ impl CqPoller {
     }
 }
 
-/// How long a lane may sleep whose rings tell nothing.
-struct Backoff {
-    idle_since: Option<Instant>,
-    pause: Duration,
-}
-
-impl Backoff {
-    fn new() -> Self {
-        Self { idle_since: None, pause: PAUSE_MIN }
-    }
-
-    /// There was no news: when to look again. `None`: at once.
-    fn next(&mut self, now: Instant) -> Option<Instant> {
-        let since = *self.idle_since.get_or_insert(now);
-        if now.saturating_duration_since(since) < SPIN {
-            return None;
-        }
-        let pause = self.pause;
-        self.pause = (pause * 2).min(PAUSE_MAX);
-        Some(now + pause)
-    }
-}
-
 /// Drives `lane` for ever.
 async fn poll(lane: Arc<dyn fabric::Lane>, attachments: Attachments) {
     let readiness = match fabric::watch(&*lane) {
         Ok(readiness) => readiness,
         Err(error) => return tracing::error!(%error, "a fabric lane cannot be watched: its connections stand still"),
     };
-    let reports_writes = lane.reports_writes();
     let mut events = Vec::with_capacity(EVENTS_PER_TURN);
-    let (mut spin, mut backoff) = (Spin::default(), Backoff::new());
+    let mut spin = Spin::default();
     loop {
         let now = Instant::now();
         let more = lane.progress(now, &mut events, EVENTS_PER_TURN);
-        let has_news = attachments.hand_out(&mut events, reports_writes) || more;
+        let has_news = attachments.hand_out(&mut events) || more;
         if has_news {
             spin.handle_news(now);
-            backoff = Backoff::new();
         }
         if has_news || spin.is_worth_it(now) {
             // What the batch brings about, posts above all, comes before the next one.
@@ -404,18 +341,9 @@ async fn poll(lane: Arc<dyn fabric::Lane>, attachments: Attachments) {
         }
         lane.arm();
         let more = lane.progress(Instant::now(), &mut events, EVENTS_PER_TURN);
-        if attachments.hand_out(&mut events, reports_writes) || more {
-            backoff = Backoff::new();
+        if attachments.hand_out(&mut events) || more {
             tokio::task::yield_now().await;
             continue;
-        }
-        let mut until = lane.deadline();
-        if !reports_writes && attachments.is_watching() {
-            let Some(look_again) = backoff.next(Instant::now()) else {
-                tokio::task::yield_now().await;
-                continue;
-            };
-            until = Some(until.map_or(look_again, |until| until.min(look_again)));
         }
         let news = async {
             tokio::select! {
@@ -423,7 +351,7 @@ async fn poll(lane: Arc<dyn fabric::Lane>, attachments: Attachments) {
                 () = attachments.bell.rung() => None,
             }
         };
-        let ready = match until {
+        let ready = match lane.deadline() {
             None => news.await,
             Some(until) => timeout_at(until.into(), news).await.ok().flatten(),
         };

@@ -27,6 +27,10 @@ pub fn loopback() -> &'static Loopback {
 pub fn fabric_of(address: &NativeAddress) -> Arc<dyn Fabric> {
     match address.fabric {
         NativeFabric::Iwarp { crc } => Arc::new(Iwarp::new(Options { crc, ..Options::default() })),
+        #[cfg(feature = "verbs")]
+        NativeFabric::Verbs => Arc::new(fabric::verbs::Verbs),
+        #[cfg(not(feature = "verbs"))]
+        NativeFabric::Verbs => unreachable!("such an address is not read without the feature"),
         NativeFabric::Loopback => Arc::new(loopback().clone()),
     }
 }

@@ -8,6 +8,7 @@ use crate::wire::native::intake::{Arrival, Reading, RingReader};
 use crate::wire::native::poison::Poison;
 use crate::wire::native::ring::RingMemory;
 use crate::wire::native::window::RxLease;
+use std::sync::Arc;
 
 /// Unit of what a control ring takes of the address space.
 const PAGE_BYTES: u64 = 4096;
@@ -19,7 +20,7 @@ fn span(bytes: u64, what: &'static str) -> Result<SharedSpan, FabricError> {
 
 /// The control region, open to the peer for as long as this lives.
 pub struct ControlRegion {
-    region: MemoryRegion,
+    region: Arc<MemoryRegion>,
     mapping_bytes: u32,
 }
 
@@ -31,7 +32,7 @@ impl ControlRegion {
     pub fn open(qp: &dyn QueuePair, geometry: RingGeometry) -> Result<Self, FabricError> {
         let bytes = geometry.mapping_bytes(PAGE_BYTES);
         let region = qp.register(span(bytes, "map a control ring")?, Access::BOTH)?;
-        Ok(Self { region, mapping_bytes: u32::try_from(bytes).unwrap_or(u32::MAX) })
+        Ok(Self { region: Arc::new(region), mapping_bytes: u32::try_from(bytes).unwrap_or(u32::MAX) })
     }
 
     /// Where the peer finds it.
@@ -47,19 +48,23 @@ impl ControlRegion {
 
     /// Its ring, for the poller.
     pub fn ring(&self, reader: RingReader) -> NativeRing {
-        NativeRing { reader, memory: ControlMemory(self.region.span().clone()), is_stopped: false }
+        NativeRing { reader, memory: ControlMemory(self.region.clone()), is_stopped: false }
     }
 }
 
-struct ControlMemory(SharedSpan);
+struct ControlMemory(Arc<MemoryRegion>);
 
 impl RingMemory for ControlMemory {
     fn load(&self, offset: usize) -> u64 {
-        self.0.load_u64_acquire(offset)
+        self.0.span().load_u64_acquire(offset)
     }
 
     fn store(&self, offset: usize, word: u64) {
-        self.0.store_u64_release(offset, word);
+        self.0.span().store_u64_release(offset, word);
+    }
+
+    fn watch(&self, offset: usize, word: u64) {
+        self.0.watch(offset, word);
     }
 }
 

@@ -38,12 +38,11 @@ const WINDOWS: u32 = 4;
 const LATE: Faults =
     Faults { drop_per_mille: 0, delay_per_mille: 400, refuse_per_mille: 0, shortage_per_mille: 0, hold_per_mille: 0 };
 
-/// A lane that counts its turns and may keep quiet about Writes, as hardware does.
+/// A lane that counts its turns.
 #[derive(Debug)]
 struct Watched {
     inner: Arc<dyn Lane>,
     turns: AtomicU64,
-    tells_writes: bool,
 }
 
 impl Lane for Watched {
@@ -61,11 +60,7 @@ impl Lane for Watched {
 
     fn progress(&self, now: Instant, events: &mut Vec<Event>, events_max: usize) -> bool {
         self.turns.fetch_add(1, Ordering::Relaxed);
-        let more = self.inner.progress(now, events, events_max);
-        if !self.tells_writes {
-            events.retain(|event| !matches!(event, Event::Written { .. }));
-        }
-        more
+        self.inner.progress(now, events, events_max)
     }
 
     fn arm(&self) {
@@ -78,10 +73,6 @@ impl Lane for Watched {
 
     fn deadline(&self) -> Option<Instant> {
         self.inner.deadline()
-    }
-
-    fn reports_writes(&self) -> bool {
-        self.tells_writes
     }
 
     fn resources(&self) -> Resources {
@@ -157,10 +148,10 @@ struct Link {
 }
 
 impl Net {
-    fn new(seed: u64, faults: Faults, tells_writes: bool) -> Self {
+    fn new(seed: u64, faults: Faults) -> Self {
         let network = Loopback::new();
         let faulty = Faulty::new(Arc::new(network.clone()), seed, faults);
-        let lane = Arc::new(Watched { inner: faulty.lane().unwrap(), turns: AtomicU64::new(0), tells_writes });
+        let lane = Arc::new(Watched { inner: faulty.lane().unwrap(), turns: AtomicU64::new(0) });
         let address = Address::Name("near".to_owned());
         let listener = lane.listen(&address).unwrap();
         let far_lane = network.lane().unwrap();
@@ -263,7 +254,7 @@ fn ready(sequence: u64, len: u32) -> Record<'static> {
 #[actix::test]
 async fn a_connection_sees_one_history_in_the_order_of_the_ring_and_its_end_last() {
     for seed in 0..20 {
-        let net = Net::new(seed, LATE, true);
+        let net = Net::new(seed, LATE);
         let (mut link, mut other) = (net.connect(), net.connect());
         let poller = net.start();
         for round in 0..4 {
@@ -293,7 +284,7 @@ async fn a_connection_sees_one_history_in_the_order_of_the_ring_and_its_end_last
 
 #[actix::test]
 async fn completions_come_in_order_with_their_buffers() {
-    let net = Net::new(3, LATE, true);
+    let net = Net::new(3, LATE);
     let mut link = net.connect();
     let _poller = net.start();
     let to = link.far.own.ring_at;
@@ -317,7 +308,7 @@ async fn completions_come_in_order_with_their_buffers() {
 
 #[actix::test]
 async fn a_poisoned_ring_ends_its_own_history_and_no_other() {
-    let net = Net::new(1, LATE, true);
+    let net = Net::new(1, LATE);
     let (mut bad, mut good) = (net.connect(), net.connect());
     let poller = net.start();
     bad.write(&Record::Inline(b"get k"));
@@ -338,8 +329,8 @@ async fn a_poisoned_ring_ends_its_own_history_and_no_other() {
 
 #[actix::test]
 async fn a_ring_stops_where_there_is_no_room_and_goes_on_when_told() {
-    for (seed, tells_writes) in [(0, true), (1, true), (2, false)] {
-        let net = Net::new(seed, LATE, tells_writes);
+    for seed in [0, 1] {
+        let net = Net::new(seed, LATE);
         let mut link = net.connect();
         let _poller = net.start();
         let number = link.near.qp.number();
@@ -355,9 +346,7 @@ async fn a_ring_stops_where_there_is_no_room_and_goes_on_when_told() {
             came += words.iter().map(|word| word.strip_prefix("text ").map_or(0, str::len)).sum::<usize>();
             assert!(came - read <= PIPELINE_BYTES_MIN, "{came} came, {read} read");
             assert!(came - read > PIPELINE_BYTES_MIN - INLINE_BYTES_MAX, "{came} came, {read} read");
-            if tells_writes {
-                net.assert_parked().await;
-            }
+            net.assert_parked().await;
             assert!(link.said.try_recv().is_err(), "it is said once");
             // All is read but one octet: there is room, and nothing but the wake-up says so.
             read = came - 1;
@@ -369,7 +358,7 @@ async fn a_ring_stops_where_there_is_no_room_and_goes_on_when_told() {
 
 #[actix::test]
 async fn the_unread_ring_of_a_connection_that_is_over_keeps_nobody_awake() {
-    let net = Net::new(5, LATE, true);
+    let net = Net::new(5, LATE);
     let (mut stopped, mut silent, mut gone) = (net.connect(), net.connect(), net.connect());
     let _poller = net.start();
     for _ in 0..100 {
@@ -398,7 +387,7 @@ async fn the_unread_ring_of_a_connection_that_is_over_keeps_nobody_awake() {
 
 #[actix::test]
 async fn one_turn_takes_a_bounded_part_of_a_ring_and_others_come_in_between() {
-    let net = Net::new(0, Faults::default(), true);
+    let net = Net::new(0, Faults::default());
     let (mut busy, mut other) = (net.connect(), net.connect());
     for _ in 0..SLOTS {
         busy.write(&release(1));
@@ -411,29 +400,6 @@ async fn one_turn_takes_a_bounded_part_of_a_ring_and_others_come_in_between() {
     }
     assert_eq!(counts, [128, 128]);
     assert_eq!(other.words().await, ["text x"]);
-}
-
-#[actix::test]
-async fn rings_of_a_fabric_that_reports_no_writes_are_looked_at_and_cost_little_when_idle() {
-    let net = Net::new(0, Faults::default(), false);
-    let mut links: Vec<Link> = (0..40).map(|_| net.connect()).collect();
-    let _poller = net.start();
-    for round in 0..20 {
-        for (index, link) in links.iter_mut().enumerate() {
-            if (index + round) % 3 == 0 {
-                link.write(&Record::Inline(b"x"));
-                assert_eq!(link.words().await, ["text x"]);
-            }
-        }
-    }
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    let before = net.lane.turns.load(Ordering::Relaxed);
-    tokio::time::sleep(Duration::from_millis(400)).await;
-    let turns = net.lane.turns.load(Ordering::Relaxed) - before;
-    assert!(turns <= 400, "{turns} turns of an idle lane, where 4 ms lie between two looks");
-    links.iter().for_each(|link| net.attachments.detach(link.near.qp.number()));
-    net.attachments.wake(links[0].near.qp.number());
-    net.assert_parked().await;
 }
 
 /// A `CreditManager`, its peer, and the test in the roles of connection and slots.
@@ -451,7 +417,7 @@ struct Post {
 impl Post {
     fn new(seed: u64) -> Self {
         let faults = Faults { refuse_per_mille: 300, ..LATE };
-        let net = Net::new(seed, faults, true);
+        let net = Net::new(seed, faults);
         let link = net.connect();
         let rig = Rig::new(|_| {});
         let (inbox, told) = Inbox::<Told>::open();
@@ -624,7 +590,7 @@ struct Slots {
 
 impl Slots {
     fn new() -> Self {
-        let net = Net::new(0, LATE, true);
+        let net = Net::new(0, LATE);
         let link = net.connect();
         let rig = Rig::new(|config| config.store.value_bytes_max = 16 << 20);
         let bufs = link.near.qp.allocate(WINDOW_BYTES as usize, 2).unwrap();

@@ -9,8 +9,8 @@ const SERVER_DEFAULT: &str = "native+iwarp://127.0.0.1:11212";
 
 #[derive(Args, Debug)]
 pub struct ServerArgs {
-    /// memcache://HOST:PORT, memcache+unix:/path or native+iwarp://HOST:PORT[?crc=off] [default: $BULKHEAD_SERVER,
-    /// else native+iwarp://127.0.0.1:11212]
+    /// memcache://HOST:PORT, memcache+unix:/path, native+iwarp://HOST:PORT[?crc=off] or native+verbs://HOST:PORT [default:
+    /// $BULKHEAD_SERVER, else native+iwarp://127.0.0.1:11212]
     #[arg(long, value_name = "URL")]
     server: Option<ServerUrl>,
     /// Give up when no octet moves for this long

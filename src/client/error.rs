@@ -12,7 +12,7 @@ pub enum ClientError {
     /// The text names no server this client can reach.
     #[error(
         "`{url}`: {reason}; servers are named memcache://HOST:PORT, memcache+unix:/path or \
-         native+iwarp://HOST:PORT[?crc=off]"
+         native+iwarp://HOST:PORT[?crc=off], and native+verbs://HOST:PORT with the feature verbs"
     )]
     Url { url: String, reason: String },
     /// The key cannot be sent: 1 to 250 octets, none of them a space, CR, LF or NUL.

@@ -30,7 +30,7 @@ impl Stream {
                 socket.connect_timeout(&SockAddr::unix(path)?, timeout)?;
                 Ok(Self::Unix(socket.into()))
             }),
-            ServerUrl::NativeIwarp { .. } | ServerUrl::Native { .. } => {
+            ServerUrl::NativeIwarp { .. } | ServerUrl::NativeVerbs { .. } | ServerUrl::Native { .. } => {
                 Err(io::Error::new(io::ErrorKind::Unsupported, "no stream of octets leads to a native server"))
             }
         };

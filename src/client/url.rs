@@ -19,6 +19,9 @@ pub enum ServerUrl {
     /// `native+iwarp://HOST:PORT[?crc=off]`: the native protocol over iWARP. The port is 11212 if none is given. CRCs
     /// are used unless both sides do without.
     NativeIwarp { host: String, port: u16, crc: bool },
+    /// `native+verbs://HOST:PORT`: the native protocol over RDMA devices, of a program built with the feature `verbs`. The
+    /// port is 11212 if none is given.
+    NativeVerbs { host: String, port: u16 },
     /// A native server at an address of a fabric that the program itself has. No text names it.
     Native { fabric: &'static str, address: Address },
 }
@@ -29,7 +32,15 @@ const NATIVE_PORT_DEFAULT: u16 = 11212;
 impl ServerUrl {
     /// The native protocol is spoken there.
     pub const fn is_native(&self) -> bool {
-        matches!(self, Self::NativeIwarp { .. } | Self::Native { .. })
+        matches!(self, Self::NativeIwarp { .. } | Self::NativeVerbs { .. } | Self::Native { .. })
+    }
+
+    /// Host and port of a native server, where the URL has them.
+    pub(super) fn native_place(&self) -> Option<(&str, u16)> {
+        match self {
+            Self::NativeIwarp { host, port, .. } | Self::NativeVerbs { host, port } => Some((host, *port)),
+            Self::Memcache { .. } | Self::MemcacheUnix { .. } | Self::Native { .. } => None,
+        }
     }
 }
 
@@ -57,6 +68,15 @@ impl FromStr for ServerUrl {
                 let place = place.strip_suffix('/').unwrap_or(place);
                 let (host, port) = host_and_port(place, NATIVE_PORT_DEFAULT).map_err(wrong)?;
                 Ok(Self::NativeIwarp { host, port, crc })
+            }
+            #[cfg(not(feature = "verbs"))]
+            "native+verbs" => Err(wrong(crate::config::NO_VERBS.to_owned())),
+            #[cfg(feature = "verbs")]
+            "native+verbs" => {
+                let place = rest.strip_prefix("//").ok_or_else(|| wrong("no // after the scheme".to_owned()))?;
+                let place = place.strip_suffix('/').unwrap_or(place);
+                let (host, port) = host_and_port(place, NATIVE_PORT_DEFAULT).map_err(wrong)?;
+                Ok(Self::NativeVerbs { host, port })
             }
             "memcache+unix" => {
                 let path = match rest.strip_prefix("//") {
@@ -121,6 +141,10 @@ impl fmt::Display for ServerUrl {
                 place(f, host, *port)?;
                 if *crc { Ok(()) } else { f.write_str("?crc=off") }
             }
+            Self::NativeVerbs { host, port } => {
+                f.write_str("native+verbs://")?;
+                place(f, host, *port)
+            }
             Self::Native { fabric, address } => write!(f, "native+{fabric}:{address}"),
         }
     }
@@ -156,6 +180,16 @@ mod tests {
     }
 
     #[test]
+    fn rdma_devices_are_there_or_the_message_says_how_to_get_them() {
+        let parsed = "native+verbs://host".parse::<ServerUrl>();
+        if cfg!(feature = "verbs") {
+            assert_eq!(parsed.unwrap().to_string(), "native+verbs://host:11212");
+        } else {
+            assert!(parsed.unwrap_err().to_string().contains("cargo build --features verbs"));
+        }
+    }
+
+    #[test]
     fn what_cannot_be_reached_is_refused_and_the_message_says_what_can() {
         let long = format!("memcache+unix:/{}", "x".repeat(UNIX_PATH_BYTES_MAX));
         for url in [
@@ -163,7 +197,8 @@ mod tests {
             "host",
             "host:1",
             "http://host:1",
-            "native+verbs://host:11212",
+            "native+verbs:host:11212",
+            "native+verbs://host:11212?crc=off",
             "native+iwarp:host:11212",
             "native+iwarp://host:11212?crc=maybe",
             "native+iwarp://host:11212?crc=off&crc=on",

@@ -13,11 +13,18 @@ use crate::fabric::Address;
 pub enum NativeFabric {
     /// Userspace iWARP over TCP; without CRCs if both ends say so.
     Iwarp { crc: bool },
+    /// RDMA devices. Only a program built with the feature `verbs` reads or opens such an address.
+    Verbs,
     /// Within this process.
     Loopback,
 }
 
-/// Where a native door listens: `native+iwarp://IP:PORT[?crc=off]`, or `native+loopback:NAME` within this process.
+/// What a program without the feature `verbs` says of a name that asks for it.
+#[cfg(not(feature = "verbs"))]
+pub const NO_VERBS: &str = "this program was built without RDMA devices: build it with `cargo build --features verbs`";
+
+/// Where a native door listens: `native+iwarp://IP:PORT[?crc=off]`, `native+verbs://IP:PORT`, or `native+loopback:NAME`
+/// within this process.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct NativeAddress {
     pub fabric: NativeFabric,
@@ -28,9 +35,23 @@ impl FromStr for NativeAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` names no native door: want native+iwarp://IP:PORT, with ?crc=off or without");
+        let wrong = || {
+            format!(
+                "`{text}` names no native door: want native+verbs://IP:PORT, or native+iwarp://IP:PORT with ?crc=off or \
+                 without"
+            )
+        };
         if let Some(name) = text.strip_prefix("native+loopback:").filter(|name| !name.is_empty()) {
             return Ok(Self { fabric: NativeFabric::Loopback, address: Address::Name(name.to_owned()) });
+        }
+        if let Some(place) = text.strip_prefix("native+verbs://") {
+            #[cfg(not(feature = "verbs"))]
+            return Err(format!("native+verbs://{place}: {NO_VERBS}"));
+            #[cfg(feature = "verbs")]
+            {
+                let address: SocketAddr = place.parse().map_err(|_| wrong())?;
+                return Ok(Self { fabric: NativeFabric::Verbs, address: Address::Socket(address) });
+            }
         }
         let place = text.strip_prefix("native+iwarp://").ok_or_else(wrong)?;
         let (place, crc) = match place.split_once('?') {
@@ -49,6 +70,7 @@ impl fmt::Display for NativeAddress {
         match self.fabric {
             NativeFabric::Iwarp { crc: true } => write!(f, "native+iwarp://{}", self.address),
             NativeFabric::Iwarp { crc: false } => write!(f, "native+iwarp://{}?crc=off", self.address),
+            NativeFabric::Verbs => write!(f, "native+verbs://{}", self.address),
             NativeFabric::Loopback => write!(f, "native+loopback:{}", self.address),
         }
     }
@@ -77,6 +99,17 @@ mod tests {
         }
         for url in ["native+iwarp://localhost:1", "native+iwarp://1.1.1.1:1?x", "native+loopback:", "native+shm:/a"] {
             assert!(url.parse::<NativeAddress>().is_err(), "{url}");
+        }
+    }
+
+    #[test]
+    fn rdma_devices_are_there_or_the_message_says_how_to_get_them() {
+        let parsed = "native+verbs://10.0.0.1:11212".parse::<NativeAddress>();
+        if cfg!(feature = "verbs") {
+            assert_eq!(parsed.unwrap().to_string(), "native+verbs://10.0.0.1:11212");
+            assert!("native+verbs://host:11212".parse::<NativeAddress>().is_err());
+        } else {
+            assert!(parsed.unwrap_err().contains("cargo build --features verbs"));
         }
     }
 }

@@ -50,6 +50,8 @@ pub mod spin;
 pub mod staging;
 pub(crate) mod sys;
 pub mod traced;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 
 pub use region::shared::SharedSpan;
 pub use registered::{Access, AccessError, LocalBuf, MemoryRegion, RemoteKey, RemoteSpan};
@@ -288,9 +290,10 @@ pub struct Completion {
     pub buf: Option<LocalBuf>,
     /// Octets moved; of a Receive, the length of the message, which begins at the start of the buffer.
     pub len: usize,
-    /// The key of ours that the peer's Send took out of service.
+    /// The key of ours that the peer's Send took out of service. Linux's software devices do it and do not say so: where
+    /// this is `None`, invalidate.
     pub invalidated: Option<RemoteKey>,
-    /// The peer asked to be attended to.
+    /// The peer asked to be attended to. Hardware does not say.
     pub solicited: bool,
 }
 
@@ -308,7 +311,8 @@ pub enum Event {
     Rejected { qp: QpNum, private_data: Vec<u8> },
     /// A request ended.
     Completed { qp: QpNum, completion: Completion },
-    /// The peer wrote to the region of `key`. Several Writes may be one event. Hardware reports none: poll.
+    /// The peer wrote to the region of `key`. Several Writes may be one event. Hardware reports only what
+    /// [`MemoryRegion::watch`] asks for.
     Written { qp: QpNum, key: RemoteKey },
     /// The last event of a queue pair that was established, or failed to be.
     Disconnected { qp: QpNum, cause: Cause },
@@ -452,11 +456,6 @@ pub trait Lane: Send + Sync + fmt::Debug {
 
     /// When [`Lane::progress`] must be called again though nothing happens.
     fn deadline(&self) -> Option<Instant>;
-
-    /// Whether [`Event::Written`] tells of all Writes of peers. Where it does not, their memory has to be looked at.
-    fn reports_writes(&self) -> bool {
-        true
-    }
 
     /// What the lane holds.
     fn resources(&self) -> Resources;

@@ -111,6 +111,12 @@ impl<S: Default> SendQueue<S> {
         self.in_flight.len()
     }
 
+    /// The index of the oldest request in flight, or of the next one if there is none.
+    #[cfg(feature = "verbs")]
+    pub(super) fn first_index(&self) -> u32 {
+        self.first_index
+    }
+
     pub(super) fn get_mut(&mut self, position: usize) -> Option<&mut Posted<S>> {
         self.in_flight.get_mut(position)
     }
@@ -160,6 +166,24 @@ impl ReceiveQueue {
         let id = self.place.id(self.first_index.wrapping_add(self.posted.len() as u32));
         self.posted.push_back(buf);
         Ok(id)
+    }
+
+    /// Buffers that wait.
+    #[cfg(feature = "verbs")]
+    pub(super) fn len(&self) -> usize {
+        self.posted.len()
+    }
+
+    /// The buffer posted last, which comes back because nothing knows of it yet.
+    #[cfg(feature = "verbs")]
+    pub(super) fn take_back(&mut self) -> Option<LocalBuf> {
+        self.posted.pop_back()
+    }
+
+    /// The buffer posted last.
+    #[cfg(feature = "verbs")]
+    pub(super) fn back_mut(&mut self) -> Option<&mut LocalBuf> {
+        self.posted.back_mut()
     }
 
     /// The buffer for the next message.

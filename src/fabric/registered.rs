@@ -59,8 +59,19 @@ pub enum AccessError {
 /// A private buffer registered with one queue pair: the source of a Write or Send, the sink of a Read or Receive. It has
 /// one owner at a time; posting gives it away and the completion gives it back. Aligned to 4 KiB.
 pub struct LocalBuf {
+    /// Goes before the memory it speaks of.
+    #[cfg(feature = "verbs")]
+    registration: Option<LocalRegistration>,
     piece: AlignedPiece,
     domain: Domain,
+}
+
+/// What a device knows a local buffer by, for as long as this lives.
+#[cfg(feature = "verbs")]
+#[derive(Clone)]
+pub(super) struct LocalRegistration {
+    pub(super) local_key: u32,
+    pub(super) _keep: Arc<dyn std::any::Any + Send + Sync>,
 }
 
 /// Who may use a buffer: one queue pair.
@@ -75,11 +86,32 @@ impl Domain {
 
     /// `count` buffers of `buf_bytes` octets, rounded up to 4 KiB.
     pub(super) fn allocate(self, buf_bytes: usize, count: usize) -> io::Result<Vec<LocalBuf>> {
+        Ok(self.cut(buf_bytes, count)?.map(|piece| LocalBuf::new(piece, self)).collect())
+    }
+
+    /// The same, each known to a device: `register` gets address and length of the memory as a whole, which lives as long
+    /// as the last buffer.
+    #[cfg(feature = "verbs")]
+    pub(super) fn allocate_registered(
+        self,
+        buf_bytes: usize,
+        count: usize,
+        register: impl FnOnce(std::ptr::NonNull<u8>, usize) -> io::Result<LocalRegistration>,
+    ) -> io::Result<Vec<LocalBuf>> {
+        let mut bufs: Vec<_> = self.cut(buf_bytes, count)?.map(|piece| LocalBuf::new(piece, self)).collect();
+        let Some(first) = bufs.first() else { return Ok(bufs) };
+        let (base, len) = first.piece.whole();
+        let registration = register(base, len)?;
+        bufs.iter_mut().for_each(|buf| buf.registration = Some(registration.clone()));
+        Ok(bufs)
+    }
+
+    fn cut(self, buf_bytes: usize, count: usize) -> io::Result<impl Iterator<Item = AlignedPiece>> {
         let buf_bytes = buf_bytes.checked_next_multiple_of(super::region::aligned::ALIGN_BYTES);
         let sizes = buf_bytes.and_then(|each| Some((each, each.checked_mul(count)?)));
         let (each, whole) = sizes.ok_or(io::ErrorKind::InvalidInput)?;
         let (_, pieces) = AlignedBuf::new(whole)?.split(each);
-        Ok(pieces.into_iter().map(|piece| LocalBuf { piece, domain: self }).collect())
+        Ok(pieces.into_iter())
     }
 
     pub(super) fn owns(self, buf: &LocalBuf) -> bool {
@@ -88,6 +120,21 @@ impl Domain {
 }
 
 impl LocalBuf {
+    fn new(piece: AlignedPiece, domain: Domain) -> Self {
+        Self {
+            #[cfg(feature = "verbs")]
+            registration: None,
+            piece,
+            domain,
+        }
+    }
+
+    /// The key under which the device that this buffer was allocated for knows it.
+    #[cfg(feature = "verbs")]
+    pub(super) fn local_key(&self) -> Option<u32> {
+        self.registration.as_ref().map(|registration| registration.local_key)
+    }
+
     /// Position among the buffers allocated with it, from zero.
     pub fn index(&self) -> usize {
         self.piece.index()
@@ -114,7 +161,12 @@ impl LocalBuf {
     /// # Panics
     /// When `at` is no multiple of 4 KiB, or one of the two would be empty.
     pub fn split_off(&mut self, at: usize) -> Self {
-        Self { piece: self.piece.split_off(at), domain: self.domain }
+        Self {
+            #[cfg(feature = "verbs")]
+            registration: self.registration.clone(),
+            piece: self.piece.split_off(at),
+            domain: self.domain,
+        }
     }
 
     /// Takes back what [`split_off`](Self::split_off) gave.
@@ -159,9 +211,17 @@ pub struct MemoryRegion {
 /// Takes a key out of service. After `revoke` returns no octet of its memory is read or written under it.
 pub(super) trait Revoker: Send + Sync {
     fn revoke(&self, key: RemoteKey) -> bool;
+
+    /// The lane says when the word at `offset` is not `value` any more, once. Nothing to do where every Write is reported.
+    fn watch(&self, _key: RemoteKey, _offset: usize, _value: u64) {}
 }
 
 impl MemoryRegion {
+    #[cfg(feature = "verbs")]
+    pub(super) fn new(remote: RemoteSpan, span: SharedSpan, revoker: Weak<dyn Revoker>) -> Self {
+        Self { remote, span, revoker }
+    }
+
     /// What to tell the peer.
     pub fn remote(&self) -> RemoteSpan {
         self.remote
@@ -175,6 +235,18 @@ impl MemoryRegion {
     /// The memory behind the key.
     pub fn span(&self) -> &SharedSpan {
         &self.span
+    }
+
+    /// Asks for [`Event::Written`](super::Event::Written) once the word at `offset` is another than `value`, which was
+    /// just read there. It holds until that event or the next call. Hardware says nothing of other Writes, software
+    /// fabrics report each in any case.
+    ///
+    /// # Panics
+    /// Where the word does not lie in the span or is not aligned.
+    pub fn watch(&self, offset: usize, value: u64) {
+        if let Some(revoker) = self.revoker.upgrade() {
+            revoker.watch(self.remote.key, offset, value);
+        }
     }
 
     /// Takes the peer's access away now; `false` when it was gone already. Afterwards nobody writes to the span under

@@ -206,10 +206,6 @@ impl Lane for TracedLane {
         self.inner.deadline()
     }
 
-    fn reports_writes(&self) -> bool {
-        self.inner.reports_writes()
-    }
-
     fn resources(&self) -> Resources {
         self.inner.resources()
     }

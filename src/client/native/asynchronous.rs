@@ -80,10 +80,10 @@ impl AsyncClient {
     pub async fn connect(url: ServerUrl, options: Options) -> Result<Self, ClientError> {
         let fabric = fabric_of(&url)?;
         let unreachable = |source| ClientError::Unreachable { url: url.clone(), source };
-        let ServerUrl::NativeIwarp { host, port, .. } = &url else {
+        let Some(place) = url.native_place() else {
             return Err(unreachable(ErrorKind::Unsupported.into()));
         };
-        let found: Vec<_> = tokio::net::lookup_host((host.as_str(), *port)).await.map_err(unreachable)?.collect();
+        let found: Vec<_> = tokio::net::lookup_host(place).await.map_err(unreachable)?.collect();
         let mut last = unreachable(io::Error::new(ErrorKind::NotFound, "the name has no address"));
         for address in found {
             match Self::dial(url.clone(), &*fabric, &Address::Socket(address), options).await {

@@ -367,12 +367,11 @@ impl NativeClient {
     fn dial(&self) -> Result<Link, ClientError> {
         let unreachable = |source| ClientError::Unreachable { url: self.url.clone(), source };
         let addresses = match &self.url {
-            ServerUrl::NativeIwarp { host, port, .. } => {
-                let found = (host.as_str(), *port).to_socket_addrs().map_err(unreachable)?;
-                found.map(Address::Socket).collect()
-            }
             ServerUrl::Native { address, .. } => vec![address.clone()],
-            ServerUrl::Memcache { .. } | ServerUrl::MemcacheUnix { .. } => Vec::new(),
+            url => match url.native_place() {
+                Some(place) => place.to_socket_addrs().map_err(unreachable)?.map(Address::Socket).collect(),
+                None => Vec::new(),
+            },
         };
         let mut last = unreachable(io::Error::new(ErrorKind::NotFound, "the name has no address"));
         for address in addresses {
@@ -442,6 +441,8 @@ fn fabric_of(url: &ServerUrl) -> Result<Arc<dyn Fabric>, ClientError> {
         ServerUrl::NativeIwarp { crc, .. } => {
             Ok(Arc::new(iwarp::Iwarp::new(iwarp::Options { crc: *crc, ..iwarp::Options::default() })))
         }
+        #[cfg(feature = "verbs")]
+        ServerUrl::NativeVerbs { .. } => Ok(Arc::new(crate::fabric::verbs::Verbs)),
         _ => Err(ClientError::Url { url: url.to_string(), reason: "no native server that a URL leads to".to_owned() }),
     }
 }

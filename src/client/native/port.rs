@@ -75,6 +75,10 @@ impl RingMemory for Ring {
     fn store(&self, offset: usize, word: u64) {
         self.0.span().store_u64_release(offset, word);
     }
+
+    fn watch(&self, offset: usize, word: u64) {
+        self.0.watch(offset, word);
+    }
 }
 
 /// A queue pair with its memory, before the peer is known.

@@ -115,6 +115,12 @@ impl AlignedPiece {
         self.index
     }
 
+    /// Address and length of the memory that this piece and its siblings were cut from.
+    #[cfg(feature = "verbs")]
+    pub(in crate::fabric) fn whole(&self) -> (NonNull<u8>, usize) {
+        (self.whole.base, self.whole.len)
+    }
+
     /// Keeps the first `at` bytes and gives the rest.
     ///
     /// # Panics

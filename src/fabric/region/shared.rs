@@ -140,6 +140,14 @@ impl SharedSpan {
         last_word.store(value_of(last), Ordering::Release);
     }
 
+    /// Address and length, for a device that reads and writes by itself.
+    #[cfg(feature = "verbs")]
+    pub(in crate::fabric) fn as_raw(&self) -> (std::ptr::NonNull<u8>, usize) {
+        let (base, _) = self.memory.pages.as_raw();
+        // SAFETY: `start` lies within the mapping, or is its end.
+        (unsafe { base.add(self.start) }, self.len)
+    }
+
     fn word(&self, offset: usize) -> &AtomicU64 {
         let (words, skip) = self.words_from(offset, WORD_BYTES);
         assert!(skip == 0, "offset {offset} is no word boundary");

@@ -38,6 +38,8 @@ pub trait RingMemory {
     fn load(&self, offset: usize) -> u64;
     /// Writes one word, with release ordering.
     fn store(&self, offset: usize, word: u64);
+    /// Nothing is here until the word at `offset` is another than `word`. For memory whose changes nobody reports by itself.
+    fn watch(&self, _offset: usize, _word: u64) {}
 }
 
 /// The last word of a slot: which record lies there and how long it is.
@@ -165,7 +167,9 @@ impl ControlRing {
     pub fn poll(&self, memory: &impl RingMemory) -> Result<Option<RecordCopy>, RingError> {
         let Some(expected) = self.expected else { return Ok(None) };
         let slot = SLOTS_OFFSET + expected.slot_index(self.slot_count) as usize * SLOT_BYTES;
-        let Some(len) = CommitWord::from_word(memory.load(slot + COMMIT_OFFSET)).judge(expected)? else {
+        let commit = memory.load(slot + COMMIT_OFFSET);
+        let Some(len) = CommitWord::from_word(commit).judge(expected)? else {
+            memory.watch(slot + COMMIT_OFFSET, commit);
             return Ok(None);
         };
         let mut words = [0; RECORD_BYTES_MAX];
