@@ -10,7 +10,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// How a daemon is started. What is not said: loopback ports that are free, a pool of 1 GiB in a temporary directory,
-/// `--memory 64MiB`, the daemon's own defaults for the rest.
+/// `--memory 64MiB`, no native door, the daemon's own defaults for the rest.
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     flags: Vec<String>,
@@ -70,7 +70,10 @@ impl Builder {
                 command.env_remove(name);
             }
         }
-        command.args(["serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--native", "off"]);
+        command.args(["serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+        if !self.flags.iter().any(|flag| flag == "--native") {
+            command.args(["--native", "off"]);
+        }
         command.args(["--memory", self.memory.as_deref().unwrap_or("64MiB")]);
         command.arg("--pool").arg(format!("{}:{}", pool.display(), self.pool.as_deref().unwrap_or("1GiB")));
         if let Some(path) = &socket {
