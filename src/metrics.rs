@@ -108,6 +108,23 @@ counts! {
     }
 }
 
+counts! {
+    /// Octets of values that code of the daemon copied, by the way they went; what kernel and fabric copy is not in them.
+    /// Beside [`ConnectionCounts::bytes_written`] they say how often an octet is copied before it is sent.
+    CopyCounts {
+        /// Native GET: from RAM into the slot that is sent from.
+        arena_to_slot,
+        /// Native GET: from a staging buffer, where a segment cannot be read straight into the slot.
+        staging_to_slot,
+        /// Native SET: from the window that the peer wrote to.
+        window_to_arena,
+        /// Text GET: values of at most 4 KiB, into the text of the reply.
+        arena_to_reply,
+        /// Text SET: what came with the command, from the input buffer.
+        input_to_arena,
+    }
+}
+
 /// Why connections ended.
 #[derive(Debug, Default)]
 pub struct CloseCounts {
@@ -180,6 +197,7 @@ pub struct Metrics {
     pub memcache: MemcacheCounts,
     pub connections: ConnectionCounts,
     pub native: NativeCounts,
+    pub copied: CopyCounts,
     /// Values that could not be read back from disk.
     pub failed_reads: Count,
     /// Disk reads that were given back unsent because others waited for the buffers.

@@ -2,11 +2,12 @@
 //!
 //! Nothing is counted here. The text is made from the counters and gauges of the other parts at the moment it is asked
 //! for, so the data path keeps its plain atomics. Names are `bulkhead_<part>_<what>_<unit>`; what differs by its cause
-//! alone is one metric with a label `cause`.
+//! alone is one metric with a label `cause`, octets copied by the way they went one with a label `where`.
 
 use crate::actors::StartError;
 use crate::actors::disk_tail::TailMetrics;
 use crate::fabric::staging::Staging;
+use crate::fabric::{self, Resources};
 use crate::metrics::{CloseCounts, ConnectionCounts, Count, Metrics, NativeCounts};
 use crate::store::{Counters, Gauges, Store};
 use actix_web::dev::ServerHandle;
@@ -19,8 +20,8 @@ use prometheus_client::registry::{Registry, Unit};
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// What the port shows; clones show the same.
 #[derive(Clone, Debug)]
@@ -30,6 +31,8 @@ pub struct Views {
     pub tails: Arc<TailMetrics>,
     /// One for each lane.
     pub staging: Vec<Staging>,
+    /// Lanes of native doors, for as long as those live.
+    pub fabrics: Vec<Weak<dyn fabric::Lane>>,
     /// Set once a shutdown has begun.
     pub draining: Arc<AtomicBool>,
 }
@@ -54,6 +57,7 @@ impl Collector for Views {
         encode_gauges(&mut page, &self.store.gauges())?;
         encode_counters(&mut page, self.store.counters())?;
         encode_staging(&mut page, &self.staging)?;
+        encode_fabrics(&mut page, &self.fabrics)?;
         encode_metrics(&mut page, &self.metrics)?;
         encode_tails(&mut page, &self.tails)?;
         encode_process(&mut page)
@@ -79,10 +83,21 @@ impl Page<'_> {
     }
 
     fn causes<'c>(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (&'c str, u64)>) -> fmt::Result {
+        self.family(name, help, None, "cause", values)
+    }
+
+    fn family<'c>(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<Unit>,
+        label: &str,
+        values: impl IntoIterator<Item = (&'c str, u64)>,
+    ) -> fmt::Result {
         let kind = ConstCounter::new(0_u64).metric_type();
-        let mut metric = self.encoder.encode_descriptor(name, help, None, kind)?;
-        for (cause, value) in values {
-            let labels = [("cause", cause)];
+        let mut metric = self.encoder.encode_descriptor(name, help, unit.as_ref(), kind)?;
+        for (word, value) in values {
+            let labels = [(label, word)];
             ConstCounter::new(value).encode(metric.encode_family(&labels)?)?;
         }
         Ok(())
@@ -148,6 +163,7 @@ fn encode_counters(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
         claims_refused,
         written_behind_bytes,
         warmed,
+        warmed_bytes,
         head_hits,
         head_misses,
     } = counters;
@@ -172,6 +188,7 @@ fn encode_counters(page: &mut Page<'_>, counters: &Counters) -> fmt::Result {
         load(written_behind_bytes),
     )?;
     page.counter("store_warmed", "Segments put back into RAM after a disk read", None, load(warmed))?;
+    page.counter("store_warmed", "Octets of segments put back into RAM, a copy each", BYTES, load(warmed_bytes))?;
     page.counter("store_head_hits", "Reads whose first octet was in RAM", None, load(head_hits))?;
     page.counter("store_head_misses", "Reads whose first octet was on disk", None, load(head_misses))
 }
@@ -182,8 +199,25 @@ fn encode_staging(page: &mut Page<'_>, staging: &[Staging]) -> fmt::Result {
     page.gauge("staging_free_buffers", "Those that nobody has", None, sum(Staging::available))
 }
 
+fn encode_fabrics(page: &mut Page<'_>, lanes: &[Weak<dyn fabric::Lane>]) -> fmt::Result {
+    let mut sum = Resources::default();
+    for lane in lanes.iter().filter_map(Weak::upgrade) {
+        let Resources { queue_pairs, regions, half_open, listeners, closing } = lane.resources();
+        sum.queue_pairs += queue_pairs;
+        sum.regions += regions;
+        sum.half_open += half_open;
+        sum.listeners += listeners;
+        sum.closing += closing;
+    }
+    page.gauge("fabric_queue_pairs", "Queue pairs of native doors", None, sum.queue_pairs as u64)?;
+    page.gauge("fabric_regions", "Memory regions that peers may reach", None, sum.regions as u64)?;
+    page.gauge("fabric_half_open", "Peers that have connected and not been answered", None, sum.half_open as u64)?;
+    page.gauge("fabric_listeners", "Addresses that fabrics listen at", None, sum.listeners as u64)?;
+    page.gauge("fabric_closing", "Sockets that wait for a peer's goodbye", None, sum.closing as u64)
+}
+
 fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
-    let Metrics { memcache, connections, native, failed_reads, reads_repeated } = metrics;
+    let Metrics { memcache, connections, native, copied, failed_reads, reads_repeated } = metrics;
     for named in memcache.list() {
         let help = named.help.trim_end_matches('.');
         page.counter(&format!("memcache_{}", named.name), help, None, named.count.get())?;
@@ -192,7 +226,12 @@ fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
         connections;
     page.gauge("connection_current", "Connections open", None, current.get())?;
     page.counter("connection_accepted", "Connections served since the start", None, total.get())?;
-    page.counter("connection_refused", "Connections refused because connections_max were open", None, rejected.get())?;
+    page.counter(
+        "connection_refused",
+        "Peers turned away: no place was free, or a native door could not take them",
+        None,
+        rejected.get(),
+    )?;
     page.gauge("connection_long_line", "Octets of input buffers grown for long lines", BYTES, long_line_bytes.get())?;
     page.counter("connection_received", "Octets received from peers", BYTES, bytes_read.get())?;
     page.counter("connection_sent", "Octets sent to peers", BYTES, bytes_written.get())?;
@@ -214,6 +253,8 @@ fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
     page.counter("native_connection_accepted", "Connections served by a native door", None, total.get())?;
     page.causes("native_connection_rejected", "Peers that a native door turned away", rejections.list())?;
     page.causes("native_connection_closed", "Connections of a native door that ended", ends.list())?;
+    let copies = copied.list().map(|named| (named.name, named.count.get()));
+    page.family("copied", "Octets of values copied, besides what kernel and fabric do", BYTES, "where", copies)?;
     page.counter("store_failed_reads", "Disk reads for peers that failed", None, failed_reads.get())?;
     page.counter("staging_reads_repeated", "Disk reads given back unsent for others' sake", None, reads_repeated.get())
 }
@@ -391,6 +432,7 @@ mod tests {
             metrics: Arc::default(),
             tails: Arc::default(),
             staging: vec![Staging::new(2).unwrap(), Staging::new(3).unwrap()],
+            fabrics: Vec::new(),
             draining: Arc::default(),
         }
     }
@@ -441,10 +483,11 @@ mod tests {
             claims_refused: 10.into(),
             written_behind_bytes: 11.into(),
             warmed: 12.into(),
-            head_hits: 13.into(),
-            head_misses: 14.into(),
+            warmed_bytes: 13.into(),
+            head_hits: 14.into(),
+            head_misses: 15.into(),
         };
-        assert_shows(&page(move |page| encode_counters(page, &counters)), 1, 14);
+        assert_shows(&page(move |page| encode_counters(page, &counters)), 1, 15);
     }
 
     #[test]
@@ -489,7 +532,8 @@ mod tests {
             &metrics.failed_reads,
             &metrics.reads_repeated,
         ];
-        let counts = metrics.memcache.list().map(|named| named.count).chain(others);
+        let listed = metrics.memcache.list().chain(metrics.copied.list()).map(|named| named.count);
+        let counts = listed.chain(others);
         let last = counts.zip(1..).map(|(count, number)| (count.add(number), number).1).last().unwrap();
         assert_eq!(format!("{metrics:?}").matches(": Count(").count() as u64, last, "this test knows every field");
         assert_shows(&page(move |page| encode_metrics(page, &metrics)), 1, last);

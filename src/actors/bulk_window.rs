@@ -1,28 +1,40 @@
 //! `BulkWindow`: the TX slots of a native connection. It alone fills them.
 //!
 //! ```text
-//!  Connection -- Fill --> waits for a slot --> in RAM: copied at once ----------------------> Filled -> CreditManager
-//!                                        `--> on disk: staging buffer -> DiskTail -> copied ->    |
-//!  CreditManager -- SlotsRetired, Cancel --> slots are free again <-------------------------------+
+//!  Connection -- Fill --> waits for a slot --> in RAM: copied at once -------------------------> Filled -> CreditManager
+//!                                        |--> on disk: the slot -> DiskTail -> the slot ---------->  |
+//!                                        `--> on disk, cut otherwise: staging buffer -> copied --->  |
+//!  CreditManager -- SlotsRetired, Cancel --> slots are free again <----------------------------------+
 //! ```
 //!
-//! A window may cover parts of several segments, and a segment several windows: a segment that was read stays in its
-//! staging buffer until its last window is filled, unless others of the lane wait for buffers.
+//! A segment that lies in a window as a whole is read straight into the slot and checked there: nothing is copied. With
+//! windows of 256 KiB or more those are all segments but the ones that an append joined. Elsewhere (windows shorter
+//! than a segment, cuts that the disk cannot reach) the segment goes through a staging buffer of the lane, where it stays
+//! until its last window is filled, unless others of the lane wait for buffers.
+//!
+//! A part of a slot that is away at the disk belongs to the read alone. When the connection ends, the actor stays until
+//! every one is back, and keeps what the connection must not give up before (docs/design.md, section 1): its queue pair, its
+//! regions and its place among the connections.
 //!
 //! Its mailbox is used by `do_send` alone: `Fill` for each place of the connection, one answer for each read.
 
 use crate::actors::connection::Lane;
 use crate::actors::credit_manager::{CreditManager, Failed, Filled};
-use crate::actors::disk_tail::{ReadTail, TailRead};
+use crate::actors::disk_tail::{ReadTail, TailError, TailRead};
+use crate::actors::slot_memory::SlotMemory;
 use crate::fabric::LocalBuf;
+use crate::fabric::region::aligned::ALIGN_BYTES;
 use crate::fabric::staging::StagingBuf;
+use crate::metrics::{CopyCounts, Count};
 use crate::store::Pinned;
 use crate::store::segment::{Content, Segment};
 use crate::wire::native::stream::{FillRequest, Piece};
 use crate::wire::native::window::{FailedFill, Grant, Ticket, TxSlot, TxSlots};
 use actix::prelude::*;
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -80,17 +92,34 @@ pub struct Cancel(pub Vec<Ticket>);
 #[rtype(result = "()")]
 pub struct Serve(pub Addr<CreditManager>);
 
-/// End now: reads under way give their buffers back to nobody.
+/// Fill nothing more, and end as soon as the disk has given back what is of slots.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Stop;
 
+/// What a connection gives back only after its slots have come back: kept, never looked at.
+pub type Life = Rc<dyn Any>;
+
 /// A slot that is being filled.
 struct Job {
     slot: u32,
-    buf: LocalBuf,
+    memory: SlotMemory,
+    /// What comes through staging buffers.
     parts: Vec<Part>,
     failed: bool,
+}
+
+impl Job {
+    fn is_done(&self) -> bool {
+        self.parts.is_empty() && self.memory.is_whole()
+    }
+}
+
+/// A segment that is being read to `at` of the slot of `job`.
+struct Direct {
+    job: Ticket,
+    segment: Arc<Segment>,
+    at: usize,
 }
 
 /// Octets `from` to `from + len` of a segment on disk go to `at` of the slot.
@@ -103,7 +132,7 @@ struct Part {
     last: bool,
 }
 
-/// A segment that is wanted from disk.
+/// A segment that is wanted from disk in a staging buffer.
 struct Read {
     segment: Arc<Segment>,
     started: bool,
@@ -114,47 +143,75 @@ pub struct BulkWindow {
     slots: TxSlots<Piece<Source>>,
     bufs: Vec<Option<LocalBuf>>,
     jobs: HashMap<Ticket, Job>,
+    /// Parts of slots that the disk has.
+    direct: HashMap<u64, Direct>,
     reads: HashMap<u64, Read>,
     next_read: u64,
     /// The segment read last, while windows of it are to come.
     kept: Option<(Arc<Segment>, StagingBuf)>,
     waits_for_staging: bool,
+    /// Slots that wait for the disk, for its connection to see.
+    filling: Arc<AtomicUsize>,
     lane: Lane,
     credit: Option<Addr<CreditManager>>,
+    stopping: bool,
+    /// Dropped after all memory above.
+    _life: Life,
 }
 
 impl BulkWindow {
-    /// Slots of `bufs`, one each.
-    pub fn new(bufs: Vec<LocalBuf>, lane: Lane) -> Self {
+    /// Slots of `bufs`, one each. `life` is kept for as long as any of them may be written to; `filling` shows how many of
+    /// them wait for the disk.
+    pub fn new(bufs: Vec<LocalBuf>, lane: Lane, life: Life, filling: Arc<AtomicUsize>) -> Self {
         Self {
             slots: TxSlots::new(u32::try_from(bufs.len()).unwrap_or(u32::MAX)),
             bufs: bufs.into_iter().map(Some).collect(),
             jobs: HashMap::new(),
+            direct: HashMap::new(),
             reads: HashMap::new(),
             next_read: 0,
             kept: None,
             waits_for_staging: false,
+            filling,
             lane,
             credit: None,
+            stopping: false,
+            _life: life,
         }
+    }
+
+    fn count_message(&self) {
+        self.lane.session.metrics.connections.messages.add(1);
+    }
+
+    fn count_copied(&self, way: fn(&CopyCounts) -> &Count, len: usize) {
+        way(&self.lane.session.metrics.copied).add(len as u64);
     }
 
     /// The one place that acts.
     fn drive(&mut self, ctx: &mut Context<Self>) {
+        if self.stopping {
+            if self.direct.is_empty() {
+                ctx.stop();
+            }
+            return;
+        }
         while let Some(grant) = self.slots.poll_grant() {
-            self.begin(grant);
+            self.begin(grant, ctx);
         }
         self.start_reads(ctx);
+        self.filling.store(self.jobs.len(), Ordering::Relaxed);
         if self.jobs.is_empty() && self.slots.filling_count() == 0 {
             self.kept = None;
         }
     }
 
-    fn begin(&mut self, grant: Grant<Piece<Source>>) {
+    fn begin(&mut self, grant: Grant<Piece<Source>>, ctx: &mut Context<Self>) {
         let Grant { ticket, slot, source: piece } = grant;
-        let mut buf = self.bufs[slot as usize].take().expect("a free slot has its octets");
+        let buf = self.bufs[slot as usize].take().expect("a free slot has its octets");
+        let mut memory = SlotMemory::new(buf);
         let (start, end) = (piece.offset, piece.offset + u64::from(piece.len));
-        let (mut parts, mut failed, mut before) = (Vec::new(), false, 0);
+        let (mut parts, mut direct, mut failed, mut before) = (Vec::new(), Vec::new(), false, 0);
         for stored in piece.value.pinned().pieces() {
             let (first, behind) = (before, before + u64::from(stored.len));
             before = behind;
@@ -170,35 +227,58 @@ impl BulkWindow {
             let in_segment = stored.start as usize + skip;
             match stored.segment.content() {
                 Content::Ram(ram) => {
-                    buf.as_mut_slice()[at..at + len].copy_from_slice(&stored.octets(&ram)[skip..skip + len]);
+                    memory.octets_mut(at, len).copy_from_slice(&stored.octets(&ram)[skip..skip + len]);
+                    self.count_copied(|copied| &copied.arena_to_slot, len);
                 }
                 Content::Lost => failed = true,
-                Content::Disk { .. } => {
+                Content::Disk { extent, crcs } => {
                     let kept = self.kept.as_ref().filter(|(segment, _)| Arc::ptr_eq(segment, &stored.segment));
                     if let Some((_, staged)) = kept {
                         let octets = &staged.as_slice()[in_segment..in_segment + len];
-                        buf.as_mut_slice()[at..at + len].copy_from_slice(octets);
+                        memory.octets_mut(at, len).copy_from_slice(octets);
+                        self.count_copied(|copied| &copied.staging_to_slot, len);
                         if to == behind {
                             self.kept = None;
                         }
                         continue;
                     }
                     let (segment, last) = (stored.segment.clone(), to == behind);
-                    parts.push(Part { segment, from: in_segment, len, at, last });
+                    let is_whole = in_segment == 0 && len == segment.len() as usize;
+                    // The disk writes whole blocks of 4 KiB: no other octets may lie in the last of them.
+                    let is_aligned = at.is_multiple_of(ALIGN_BYTES) && (to == end || len.is_multiple_of(ALIGN_BYTES));
+                    if is_whole && is_aligned && !self.is_wanted(&segment) {
+                        direct.push((at, segment, extent, crcs));
+                    } else {
+                        parts.push(Part { segment, from: in_segment, len, at, last });
+                    }
                 }
             }
         }
         if failed {
             parts.clear();
+            direct.clear();
+        }
+        for (at, segment, extent, crcs) in direct {
+            let (len, keep, reply) = (segment.len(), segment.clone(), ctx.address().recipient());
+            let (into, read) = (memory.lend(at, len as usize), self.next_read);
+            self.next_read += 1;
+            self.direct.insert(read, Direct { job: ticket, segment, at });
+            self.lane.tail.do_send(ReadTail { extent, len, crcs, into, keep, ticket: read, reply });
+            self.count_message();
         }
         for part in &parts {
-            if !self.reads.values().any(|read| Arc::ptr_eq(&read.segment, &part.segment)) {
+            if !self.is_wanted(&part.segment) {
                 self.reads.insert(self.next_read, Read { segment: part.segment.clone(), started: false });
                 self.next_read += 1;
             }
         }
-        self.jobs.insert(ticket, Job { slot, buf, parts, failed });
-        self.finish_if_whole(ticket);
+        self.jobs.insert(ticket, Job { slot, memory, parts, failed });
+        self.finish_if_done(ticket);
+    }
+
+    /// A staging buffer is to be filled with it.
+    fn is_wanted(&self, segment: &Arc<Segment>) -> bool {
+        self.reads.values().any(|read| Arc::ptr_eq(&read.segment, segment))
     }
 
     fn start_reads(&mut self, ctx: &mut Context<Self>) {
@@ -232,33 +312,52 @@ impl BulkWindow {
                 read.started = true;
                 let (len, keep, reply) = (read.segment.len(), read.segment.clone(), ctx.address().recipient());
                 self.lane.tail.do_send(ReadTail { extent, len, crcs, into, keep, ticket, reply });
-                self.lane.session.metrics.connections.messages.add(1);
+                self.count_message();
             }
             // It came back to RAM, or its drive was lost, while this waited.
             Content::Ram(ram) => {
                 let octets = &ram.as_slice()[..read.segment.len() as usize];
-                let mut staged = into;
-                staged.as_mut_slice()[..octets.len()].copy_from_slice(octets);
-                self.handle_read(ticket, Some(staged));
+                self.hand_round(ticket, Some(octets), |copied| &copied.arena_to_slot);
             }
-            Content::Lost => self.handle_read(ticket, None),
+            Content::Lost => self.handle_staged(ticket, None),
         }
     }
 
-    fn handle_read(&mut self, ticket: u64, staged: Option<StagingBuf>) {
-        let Some(Read { segment, .. }) = self.reads.remove(&ticket) else { return };
-        let mut is_used_up = false;
-        let mut touched = Vec::new();
+    fn handle_staged(&mut self, ticket: u64, staged: Option<StagingBuf>) {
+        let Some(staged) = staged else {
+            self.lane.session.metrics.failed_reads.add(1);
+            self.hand_round(ticket, None, |copied| &copied.staging_to_slot);
+            return;
+        };
+        let taken = self.hand_round(ticket, Some(staged.as_slice()), |copied| &copied.staging_to_slot);
+        let Some((segment, is_used_up)) = taken else { return };
+        self.lane.session.store.warm(&segment, &staged.as_slice()[..segment.len() as usize]);
+        if !is_used_up && self.lane.staging.available() > 0 {
+            self.kept = Some((segment, staged));
+        }
+    }
+
+    /// Copies the octets of the segment that read `ticket` wanted, none if they cannot be had, to where they are wanted.
+    /// Returns the segment, and whether windows of it are not to come.
+    fn hand_round(
+        &mut self,
+        ticket: u64,
+        octets: Option<&[u8]>,
+        way: fn(&CopyCounts) -> &Count,
+    ) -> Option<(Arc<Segment>, bool)> {
+        let Read { segment, .. } = self.reads.remove(&ticket)?;
+        let (mut is_used_up, mut copied_bytes, mut touched) = (false, 0, Vec::new());
         for (ticket, job) in &mut self.jobs {
-            let Job { buf, parts, failed, .. } = job;
+            let Job { memory, parts, failed, .. } = job;
             parts.retain(|part| {
                 if !Arc::ptr_eq(&part.segment, &segment) {
                     return true;
                 }
-                match &staged {
-                    Some(staged) => {
-                        let octets = &staged.as_slice()[part.from..part.from + part.len];
-                        buf.as_mut_slice()[part.at..part.at + part.len].copy_from_slice(octets);
+                match octets {
+                    Some(octets) => {
+                        let octets = &octets[part.from..part.from + part.len];
+                        memory.octets_mut(part.at, part.len).copy_from_slice(octets);
+                        copied_bytes += part.len;
                     }
                     None => *failed = true,
                 }
@@ -267,25 +366,35 @@ impl BulkWindow {
                 false
             });
         }
-        if let Some(staged) = staged {
-            self.lane.session.store.warm(&segment, &staged.as_slice()[..segment.len() as usize]);
-            if !is_used_up && self.lane.staging.available() > 0 {
-                self.kept = Some((segment, staged));
-            }
-        } else {
-            self.lane.session.metrics.failed_reads.add(1);
-        }
+        self.count_copied(way, copied_bytes);
         touched.sort_unstable();
         touched.dedup();
-        touched.into_iter().for_each(|ticket| self.finish_if_whole(ticket));
+        touched.into_iter().for_each(|ticket| self.finish_if_done(ticket));
+        Some((segment, is_used_up))
     }
 
-    /// Gives a slot on once all its parts are there.
-    fn finish_if_whole(&mut self, ticket: Ticket) {
-        if !self.jobs.get(&ticket).is_some_and(|job| job.parts.is_empty()) {
+    /// A part of a slot is back.
+    fn handle_direct(&mut self, ticket: u64, buf: LocalBuf, result: Result<(), TailError>) {
+        let Some(Direct { job: of, segment, at }) = self.direct.remove(&ticket) else { return };
+        // None after the end of the connection: the memory is freed here.
+        let Some(job) = self.jobs.get_mut(&of) else { return };
+        if result.is_ok() {
+            self.lane.session.store.warm(&segment, &buf.as_slice()[..segment.len() as usize]);
+        } else {
+            self.lane.session.metrics.failed_reads.add(1);
+            job.failed = true;
+        }
+        job.memory.take_back(at, buf);
+        self.finish_if_done(of);
+    }
+
+    /// Gives a slot on once all its octets are there and nobody else has any of it.
+    fn finish_if_done(&mut self, ticket: Ticket) {
+        if !self.jobs.get(&ticket).is_some_and(Job::is_done) {
             return;
         }
-        let Some(Job { slot: index, buf, failed, .. }) = self.jobs.remove(&ticket) else { return };
+        let Some(Job { slot: index, memory, failed, .. }) = self.jobs.remove(&ticket) else { return };
+        let buf = memory.into_whole();
         let messages = &self.lane.session.metrics.connections.messages;
         if failed {
             self.bufs[index as usize] = Some(buf);
@@ -328,6 +437,9 @@ impl Handler<Fill> for BulkWindow {
     type Result = ();
 
     fn handle(&mut self, fill: Fill, ctx: &mut Self::Context) {
+        if self.stopping {
+            return;
+        }
         for FillRequest { ticket, piece, slow } in fill.0 {
             self.slots.handle_fill(ticket, piece, slow);
         }
@@ -363,11 +475,25 @@ impl Handler<TailRead> for BulkWindow {
 
     fn handle(&mut self, read: TailRead, ctx: &mut Self::Context) {
         let TailRead { ticket, buf, result } = read;
-        self.lane.session.metrics.connections.messages.add(1);
+        self.count_message();
         if let Err(error) = &result {
             tracing::error!(%error, "a segment could not be read");
         }
-        self.handle_read(ticket, result.is_ok().then_some(buf));
+        self.handle_staged(ticket, result.is_ok().then_some(buf));
+        self.drive(ctx);
+    }
+}
+
+impl Handler<TailRead<LocalBuf>> for BulkWindow {
+    type Result = ();
+
+    fn handle(&mut self, read: TailRead<LocalBuf>, ctx: &mut Self::Context) {
+        let TailRead { ticket, buf, result } = read;
+        self.count_message();
+        if let Err(error) = &result {
+            tracing::error!(%error, "a segment could not be read into a slot");
+        }
+        self.handle_direct(ticket, buf, result);
         self.drive(ctx);
     }
 }
@@ -376,6 +502,13 @@ impl Handler<Stop> for BulkWindow {
     type Result = ();
 
     fn handle(&mut self, _: Stop, ctx: &mut Self::Context) {
-        ctx.stop();
+        self.stopping = true;
+        self.credit = None;
+        // The disk needs the segments it reads, which it has, and no pin.
+        self.slots.cancel_all();
+        self.jobs.clear();
+        self.reads.clear();
+        self.kept = None;
+        self.drive(ctx);
     }
 }

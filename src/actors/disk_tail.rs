@@ -8,6 +8,9 @@
 //!  ReadTail ──► queue ──► in flight ──► CRC ──► TailRead     every message is answered exactly once,
 //!  WriteTail ─► queue ──► CRC, in flight ─────► TailWritten  after Stop with `Cancelled` if it was not started
 //! ```
+//! A read goes into a staging buffer of the lane, or straight into memory that a queue pair sends from. Either is owned by
+//! the request, then by the table of what is in flight, then by the answer: nobody else can reach it meanwhile.
+//!
 //! Only a message that is still in the mailbox when the actor ends, or comes later, is not answered; what it carries is
 //! dropped and so goes home. Whoever ends a lane stops those who ask before those who answer.
 
@@ -27,6 +30,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 use tracing::{error, warn};
 
+use crate::fabric::LocalBuf;
 use crate::fabric::staging::{STAGING_BUF_BYTES, Staging, StagingBuf};
 use crate::store::pool::{CRC_BLOCK_BYTES, CRC_BLOCK_COUNT, EXTENT_ALIGN, ExtentId, PoolFiles, block_crcs};
 use crate::store::uring::{
@@ -36,10 +40,10 @@ use crate::store::uring::{
 /// Keeps an extent allocated while somebody reads or writes it.
 pub type Keep = Arc<dyn Any + Send + Sync>;
 
-/// Reads the first `len` octets of the segment in `extent` and checks them.
+/// Reads the first `len` octets of the segment in `extent` into a [`StagingBuf`] or a [`LocalBuf`], and checks them there.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub struct ReadTail {
+pub struct ReadTail<B: Send + 'static = StagingBuf> {
     /// Where the segment lies.
     pub extent: ExtentId,
     /// Octets wanted, at most 256 KiB: the segment's length, or a multiple of 64 KiB below it (part of a block cannot
@@ -47,24 +51,25 @@ pub struct ReadTail {
     pub len: u32,
     /// CRC32C of each block, as [`TailWritten`] gave them.
     pub crcs: [u32; CRC_BLOCK_COUNT],
-    /// Comes back in the answer; a buffer of the lane's own pool is the fastest.
-    pub into: StagingBuf,
+    /// At least `len` octets, rounded up to 4 KiB. Comes back in the answer; a buffer of the lane's own pool is the fastest
+    /// for the disk, one of a queue pair needs no copy afterwards.
+    pub into: B,
     /// Let go after the answer.
     pub keep: Keep,
     /// The asker's, repeated in the answer.
     pub ticket: u64,
     /// Who gets the answer.
-    pub reply: Recipient<TailRead>,
+    pub reply: Recipient<TailRead<B>>,
 }
 
 /// The answer to [`ReadTail`]: the same buffer, always.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
-pub struct TailRead {
+pub struct TailRead<B: Send + 'static = StagingBuf> {
     /// As in the request.
     pub ticket: u64,
     /// The buffer of the request.
-    pub buf: StagingBuf,
+    pub buf: B,
     /// With `Ok` the first `len` octets of `buf` are the segment's; otherwise and beyond it holds anything.
     pub result: Result<(), TailError>,
 }
@@ -102,6 +107,18 @@ pub struct TailWritten {
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Stop;
+
+/// For tests: reads that the disk has done are answered only after the next `HoldReads(false)`, or at the end.
+#[cfg(test)]
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct HoldReads(pub bool);
+
+/// For tests: called whenever a read goes to the kernel.
+#[cfg(test)]
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct OnRead(pub Box<dyn Fn(ExtentId) + Send>);
 
 /// Why a segment did not move.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
@@ -164,8 +181,8 @@ const SUBMIT_PAUSE: Duration = Duration::from_millis(1);
 
 /// Owns one ring (or its substitute) and a queue per drive.
 ///
-/// Its mailbox is used by `do_send` alone: a read carries a staging buffer and a write the claim on dirty memory, so
-/// both are bounded where those are handed out.
+/// Its mailbox is used by `do_send` alone: a read carries a staging buffer or (part of) a slot of a connection and a write the
+/// claim on dirty memory, so all are bounded where those are handed out.
 pub struct DiskTail {
     drives: Arc<[Arc<PoolFiles>]>,
     staging: Staging,
@@ -181,34 +198,23 @@ pub struct DiskTail {
     waker: Option<Waker>,
     stopping: bool,
     stop_waiters: Vec<oneshot::Sender<()>>,
+    #[cfg(test)]
+    probe: Probe,
 }
 
-enum Job {
-    Read(ReadTail),
-    Write(WriteTail),
+#[cfg(test)]
+#[derive(Default)]
+struct Probe {
+    holds: bool,
+    held: VecDeque<Completion<Ticket>>,
+    on_read: Option<Box<dyn Fn(ExtentId) + Send>>,
 }
 
-impl Job {
-    fn direction(&self) -> Direction {
-        match self {
-            Self::Read(_) => Direction::Read,
-            Self::Write(_) => Direction::Write,
-        }
-    }
-
-    fn extent(&self) -> ExtentId {
-        match self {
-            Self::Read(read) => read.extent,
-            Self::Write(write) => write.extent,
-        }
-    }
-
-    fn len(&self) -> u32 {
-        match self {
-            Self::Read(read) => read.len,
-            Self::Write(write) => write.len,
-        }
-    }
+/// What is asked for: where it lies, the memory, and the rest.
+struct Job {
+    extent: ExtentId,
+    payload: Payload,
+    tag: Ticket,
 }
 
 /// What travels with an operation: all of the message but its memory.
@@ -225,7 +231,23 @@ struct Ticket {
 
 enum Reply {
     Read(Recipient<TailRead>),
+    ReadSlot(Recipient<TailRead<LocalBuf>>),
     Write(Recipient<TailWritten>),
+}
+
+impl Job {
+    fn read<B: Send>(read: ReadTail<B>, payload: fn(B) -> Payload, reply: fn(Recipient<TailRead<B>>) -> Reply) -> Self {
+        let ReadTail { extent, len, crcs, into, keep, ticket, reply: to } = read;
+        let tag = Ticket { drive: extent.drive(), len, crcs, _keep: keep, ticket, reply: reply(to) };
+        Self { extent, payload: payload(into), tag }
+    }
+
+    fn write(write: WriteTail) -> Self {
+        let WriteTail { extent, len, from, keep, ticket, reply } = write;
+        let (crcs, reply) = (Default::default(), Reply::Write(reply));
+        let tag = Ticket { drive: extent.drive(), len, crcs, _keep: keep, ticket, reply };
+        Self { extent, payload: Payload::Write(from), tag }
+    }
 }
 
 impl DiskTail {
@@ -246,6 +268,8 @@ impl DiskTail {
             waker: None,
             stopping: false,
             stop_waiters: Vec::new(),
+            #[cfg(test)]
+            probe: Probe::default(),
         }
     }
 
@@ -261,8 +285,8 @@ impl DiskTail {
             self.refuse(job, TailError::Cancelled);
         } else if self.io.is_none() {
             self.refuse(job, TailError::Io(self.start_error));
-        } else if let Some(queue) = self.queues.get_mut(usize::from(job.extent().drive())) {
-            queue.push(job.direction(), job);
+        } else if let Some(queue) = self.queues.get_mut(usize::from(job.extent.drive())) {
+            queue.push(job.payload.direction(), job);
             add(&self.metrics.waiting, 1);
             // The I/O future runs once after all messages that are there, and submits for all of them.
             self.wake();
@@ -279,6 +303,8 @@ impl DiskTail {
 
     fn begin_stop(&mut self) {
         self.stopping = true;
+        #[cfg(test)]
+        self.hold_reads(false);
         self.cancel_waiting();
         self.wake();
     }
@@ -293,7 +319,19 @@ impl DiskTail {
 
     /// Operations started and not answered.
     fn outstanding(&self) -> usize {
-        self.done.len() + self.io.as_ref().map_or(0, TailIo::in_flight)
+        let at_disk = self.io.as_ref().map_or(0, TailIo::in_flight);
+        #[cfg(test)]
+        let at_disk = at_disk + self.probe.held.len();
+        self.done.len() + at_disk
+    }
+
+    #[cfg(test)]
+    fn hold_reads(&mut self, holds: bool) {
+        self.probe.holds = holds;
+        if !holds {
+            self.done.append(&mut self.probe.held);
+            self.wake();
+        }
     }
 
     fn reap(&mut self) {
@@ -306,11 +344,8 @@ impl DiskTail {
     /// Frees the drives' places of all but the first `known` completions.
     fn handle_reaped(&mut self, known: usize) {
         for completion in self.done.range(known..) {
-            let direction = match completion.operation.payload {
-                Payload::Read(_) => Direction::Read,
-                Payload::Write(_) => Direction::Write,
-            };
-            self.queues[usize::from(completion.operation.tag.drive)].handle_done(direction);
+            let Operation { payload, tag, .. } = &completion.operation;
+            self.queues[usize::from(tag.drive)].handle_done(payload.direction());
         }
         sub(&self.metrics.in_flight, (self.done.len() - known) as u64);
     }
@@ -325,7 +360,7 @@ impl DiskTail {
                 }
                 let Some(job) = self.queues[drive].pop() else { break };
                 sub(&self.metrics.waiting, 1);
-                let direction = job.direction();
+                let direction = job.payload.direction();
                 if direction == Direction::Write {
                     writes_left -= 1;
                 }
@@ -339,35 +374,32 @@ impl DiskTail {
 
     /// Starts a job, or answers it and returns `false`.
     fn start(&mut self, job: Job) -> bool {
-        let (extent, len) = (job.extent(), job.len());
+        let len = job.tag.len;
         if len == 0 {
-            self.answer_empty(job);
+            self.answer(job.payload, job.tag, Ok(()));
             return false;
         }
-        let drive = &self.drives[usize::from(extent.drive())];
-        let Some(file) = drive.file(extent.file()) else {
+        let drive = &self.drives[usize::from(job.extent.drive())];
+        let Some(file) = drive.file(job.extent.file()) else {
             self.refuse(job, TailError::Io(Errno(libc::ENXIO)));
             return false;
         };
         let moved = u64::from(len).next_multiple_of(EXTENT_ALIGN);
-        if len as usize > STAGING_BUF_BYTES || moved > extent.byte_len() {
+        if len as usize > STAGING_BUF_BYTES || moved > job.extent.byte_len() {
             self.refuse(job, TailError::Io(Errno(libc::EINVAL)));
             return false;
         }
-        let (payload, tag) = match job {
-            Job::Read(ReadTail { crcs, into, keep, ticket, reply, .. }) => {
-                let reply = Reply::Read(reply);
-                (Payload::Read(into), Ticket { drive: extent.drive(), len, crcs, _keep: keep, ticket, reply })
-            }
-            Job::Write(WriteTail { from, keep, ticket, reply, .. }) => {
-                // A source that is too short is refused below.
-                let crcs = from.as_slice().get(..len as usize).map_or_else(Default::default, block_crcs);
-                let reply = Reply::Write(reply);
-                (Payload::Write(from), Ticket { drive: extent.drive(), len, crcs, _keep: keep, ticket, reply })
-            }
-        };
+        let Job { extent, payload, mut tag } = job;
+        if let Payload::Write(from) = &payload {
+            // A source that is too short is refused below.
+            tag.crcs = from.as_slice().get(..len as usize).map_or_else(Default::default, block_crcs);
+        }
         match Operation::new(file, extent.byte_offset(), moved as u32, payload, tag) {
             Ok(operation) => {
+                #[cfg(test)]
+                if let (Some(on_read), Direction::Read) = (&self.probe.on_read, operation.payload.direction()) {
+                    on_read(extent);
+                }
                 self.io.as_mut().expect("checked by the caller").start(operation);
                 add(&self.metrics.in_flight, 1);
                 true
@@ -381,74 +413,67 @@ impl DiskTail {
 
     fn answer_some(&mut self) {
         for _ in 0..ANSWERS_PER_TURN {
-            let Some(Completion { operation, result }) = self.done.pop_front() else { break };
+            let Some(completion) = self.done.pop_front() else { break };
+            #[cfg(test)]
+            if self.probe.holds && completion.operation.payload.direction() == Direction::Read {
+                self.probe.held.push_back(completion);
+                continue;
+            }
+            let Completion { operation, result } = completion;
             self.answer(operation.payload, operation.tag, result);
         }
     }
 
+    /// Answers a job that the disk has done, or needs no disk.
     fn answer(&self, payload: Payload, tag: Ticket, result: Result<(), Errno>) {
-        let Ticket { len, crcs, ticket, .. } = tag;
-        match (payload, &tag.reply) {
-            (Payload::Read(buf), Reply::Read(reply)) => {
-                let result = match result {
-                    Ok(()) => verify(&buf.as_slice()[..len as usize], &crcs),
-                    Err(errno) => Err(TailError::Io(errno)),
-                };
-                match result {
-                    Ok(()) => {
-                        add(&self.metrics.reads, 1);
-                        add(&self.metrics.read_bytes, len.into());
-                    }
-                    Err(TailError::Checksum { .. }) => add(&self.metrics.checksum_failures, 1),
-                    Err(_) => add(&self.metrics.read_errors, 1),
-                }
-                reply.do_send(TailRead { ticket, buf, result });
+        let Ticket { len, crcs, .. } = tag;
+        let result = match (&payload, result) {
+            (_, Err(errno)) => Err(TailError::Io(errno)),
+            (Payload::Read(buf), Ok(())) => verify(&buf.as_slice()[..len as usize], &crcs),
+            (Payload::ReadSlot(buf), Ok(())) => verify(&buf.as_slice()[..len as usize], &crcs),
+            (Payload::Write(_), Ok(())) => Ok(()),
+        };
+        let metrics = &self.metrics;
+        match (result, payload.direction()) {
+            (Ok(()), Direction::Read) => {
+                add(&metrics.reads, 1);
+                add(&metrics.read_bytes, len.into());
             }
-            (Payload::Write(from), Reply::Write(reply)) => {
-                drop(from);
-                match result {
-                    Ok(()) => {
-                        add(&self.metrics.writes, 1);
-                        add(&self.metrics.write_bytes, len.into());
-                    }
-                    Err(_) => add(&self.metrics.write_errors, 1),
-                }
-                reply.do_send(TailWritten { ticket, result: result.map(|()| crcs).map_err(TailError::Io) });
+            (Ok(()), Direction::Write) => {
+                add(&metrics.writes, 1);
+                add(&metrics.write_bytes, len.into());
             }
-            _ => unreachable!("`start` pairs memory and reply"),
+            (Err(error), direction) => self.count_failure(error, direction),
         }
-    }
-
-    fn answer_empty(&self, job: Job) {
-        match job {
-            Job::Read(ReadTail { into, ticket, reply, .. }) => {
-                add(&self.metrics.reads, 1);
-                reply.do_send(TailRead { ticket, buf: into, result: Ok(()) });
-            }
-            Job::Write(WriteTail { from, ticket, reply, .. }) => {
-                drop(from);
-                add(&self.metrics.writes, 1);
-                reply.do_send(TailWritten { ticket, result: Ok([0; CRC_BLOCK_COUNT]) });
-            }
-        }
+        Self::reply(payload, tag, result);
     }
 
     /// Answers a job that never reached the disk.
     fn refuse(&self, job: Job, error: TailError) {
-        let counter = match (error, job.direction()) {
+        self.count_failure(error, job.payload.direction());
+        Self::reply(job.payload, job.tag, Err(error));
+    }
+
+    fn count_failure(&self, error: TailError, direction: Direction) {
+        let counter = match (error, direction) {
             (TailError::Cancelled, _) => &self.metrics.cancelled,
+            (TailError::Checksum { .. }, _) => &self.metrics.checksum_failures,
             (_, Direction::Read) => &self.metrics.read_errors,
             (_, Direction::Write) => &self.metrics.write_errors,
         };
         add(counter, 1);
-        match job {
-            Job::Read(ReadTail { into, ticket, reply, .. }) => {
-                reply.do_send(TailRead { ticket, buf: into, result: Err(error) });
-            }
-            Job::Write(WriteTail { from, ticket, reply, .. }) => {
+    }
+
+    fn reply(payload: Payload, tag: Ticket, result: Result<(), TailError>) {
+        let ticket = tag.ticket;
+        match (payload, &tag.reply) {
+            (Payload::Read(buf), Reply::Read(reply)) => reply.do_send(TailRead { ticket, buf, result }),
+            (Payload::ReadSlot(buf), Reply::ReadSlot(reply)) => reply.do_send(TailRead { ticket, buf, result }),
+            (Payload::Write(from), Reply::Write(reply)) => {
                 drop(from);
-                reply.do_send(TailWritten { ticket, result: Err(error) });
+                reply.do_send(TailWritten { ticket, result: result.map(|()| tag.crcs) });
             }
+            _ => unreachable!("a job is made of a pair"),
         }
     }
 
@@ -569,6 +594,8 @@ impl Drop for DiskTail {
     /// everybody is answered.
     fn drop(&mut self) {
         self.cancel_waiting();
+        #[cfg(test)]
+        self.hold_reads(false);
         if let Some(io) = &mut self.io {
             if io.in_flight() > 0 {
                 warn!(in_flight = io.in_flight(), "lane ends while the disk works: waiting for it");
@@ -587,7 +614,15 @@ impl Handler<ReadTail> for DiskTail {
     type Result = ();
 
     fn handle(&mut self, read: ReadTail, _: &mut Self::Context) {
-        self.handle_job(Job::Read(read));
+        self.handle_job(Job::read(read, Payload::Read, Reply::Read));
+    }
+}
+
+impl Handler<ReadTail<LocalBuf>> for DiskTail {
+    type Result = ();
+
+    fn handle(&mut self, read: ReadTail<LocalBuf>, _: &mut Self::Context) {
+        self.handle_job(Job::read(read, Payload::ReadSlot, Reply::ReadSlot));
     }
 }
 
@@ -595,7 +630,25 @@ impl Handler<WriteTail> for DiskTail {
     type Result = ();
 
     fn handle(&mut self, write: WriteTail, _: &mut Self::Context) {
-        self.handle_job(Job::Write(write));
+        self.handle_job(Job::write(write));
+    }
+}
+
+#[cfg(test)]
+impl Handler<HoldReads> for DiskTail {
+    type Result = ();
+
+    fn handle(&mut self, hold: HoldReads, _: &mut Self::Context) {
+        self.hold_reads(hold.0);
+    }
+}
+
+#[cfg(test)]
+impl Handler<OnRead> for DiskTail {
+    type Result = ();
+
+    fn handle(&mut self, on_read: OnRead, _: &mut Self::Context) {
+        self.probe.on_read = Some(on_read.0);
     }
 }
 
@@ -619,6 +672,8 @@ impl Handler<Stop> for DiskTail {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fabric::loopback::Loopback;
+    use crate::fabric::{Address, Attributes, Fabric};
     use crate::store::pool::{PoolDir, PoolFile};
     use proptest::prelude::*;
     use std::os::unix::fs::FileExt;
@@ -630,6 +685,7 @@ mod tests {
     #[derive(Debug)]
     enum Answer {
         Read(TailRead),
+        ReadSlot(TailRead<LocalBuf>),
         Written(TailWritten),
     }
 
@@ -637,6 +693,7 @@ mod tests {
         fn ticket(&self) -> u64 {
             match self {
                 Self::Read(read) => read.ticket,
+                Self::ReadSlot(read) => read.ticket,
                 Self::Written(written) => written.ticket,
             }
         }
@@ -644,6 +701,7 @@ mod tests {
         fn error(&self) -> Option<TailError> {
             match self {
                 Self::Read(read) => read.result.err(),
+                Self::ReadSlot(read) => read.result.err(),
                 Self::Written(written) => written.result.err(),
             }
         }
@@ -660,6 +718,13 @@ mod tests {
         type Result = ();
         fn handle(&mut self, read: TailRead, _: &mut Self::Context) {
             let _ = self.0.send(Answer::Read(read));
+        }
+    }
+
+    impl Handler<TailRead<LocalBuf>> for Sink {
+        type Result = ();
+        fn handle(&mut self, read: TailRead<LocalBuf>, _: &mut Self::Context) {
+            let _ = self.0.send(Answer::ReadSlot(read));
         }
     }
 
@@ -745,14 +810,26 @@ mod tests {
         async fn written(&mut self) -> TailWritten {
             match self.answers.recv().await.unwrap() {
                 Answer::Written(written) => written,
-                Answer::Read(read) => panic!("{read:?}"),
+                other => panic!("{other:?}"),
             }
         }
 
         async fn was_read(&mut self) -> TailRead {
             match self.answers.recv().await.unwrap() {
                 Answer::Read(read) => read,
-                Answer::Written(written) => panic!("{written:?}"),
+                other => panic!("{other:?}"),
+            }
+        }
+
+        fn read_to_slot(&self, ticket: u64, extent: ExtentId, len: usize, crcs: [u32; 4], into: LocalBuf) {
+            let (keep, reply) = (Arc::clone(&self.keep), self.sink.clone().recipient());
+            self.tail().do_send(ReadTail { extent, len: len as u32, crcs, into, keep, ticket, reply });
+        }
+
+        async fn slot_was_read(&mut self) -> TailRead<LocalBuf> {
+            match self.answers.recv().await.unwrap() {
+                Answer::ReadSlot(read) => read,
+                other => panic!("{other:?}"),
             }
         }
 
@@ -763,6 +840,13 @@ mod tests {
             assert_eq!(self.metrics.in_flight.load(Ordering::Relaxed), 0);
             assert_eq!(self.metrics.waiting.load(Ordering::Relaxed), 0);
         }
+    }
+
+    /// Memory of some queue pair.
+    fn slot(len: usize) -> LocalBuf {
+        let lane = Loopback::new().lane().unwrap();
+        let qp = lane.dial(&Address::Name("nobody".to_owned()), Attributes::default()).unwrap();
+        qp.allocate(len, 1).unwrap().remove(0)
     }
 
     fn octets(len: usize, seed: u64) -> Vec<u8> {
@@ -815,6 +899,73 @@ mod tests {
             assert_eq!(bench.metrics.reads.load(Ordering::Relaxed), lens.len() as u64);
             assert_eq!(bench.metrics.write_bytes.load(Ordering::Relaxed), total as u64);
             assert_eq!(bench.metrics.read_bytes.load(Ordering::Relaxed), total as u64);
+        }
+    }
+
+    #[actix::test]
+    async fn parts_of_a_slot_are_read_at_the_same_time_and_checked_where_they_lie() {
+        for backend in BACKENDS {
+            let mut bench = Bench::started(backend, 1, 4);
+            let lens = [SEGMENT, 131_072, 5000];
+            let mut crcs = [[0; 4]; 3];
+            for (at, &len) in (0..).zip(&lens) {
+                bench.write(at.into(), extent(0, at, len), &octets(len, at.into()));
+                crcs[at as usize] = bench.written().await.result.unwrap();
+            }
+            let mut rest = slot(2 * SEGMENT);
+            let whole = rest.as_slice().as_ptr();
+            for (at, &len) in (0..).zip(&lens) {
+                let behind = rest.split_off(len.next_multiple_of(4096));
+                let part = std::mem::replace(&mut rest, behind);
+                bench.read_to_slot(at.into(), extent(0, at, len), len, crcs[at as usize], part);
+            }
+            let mut parts = [None, None, None];
+            for _ in &lens {
+                let read = bench.slot_was_read().await;
+                assert_eq!(read.result, Ok(()));
+                parts[read.ticket as usize] = Some(read.buf);
+            }
+            let [first, second, third] = parts.map(Option::unwrap);
+            let mut slot = first;
+            for part in [second, third, rest] {
+                slot.rejoin(part);
+            }
+            assert_eq!((slot.as_slice().as_ptr(), slot.len()), (whole, 2 * SEGMENT));
+            let mut at = 0;
+            for (seed, &len) in (0..).zip(&lens) {
+                assert!(slot.as_slice()[at..at + len] == octets(len, seed));
+                at += len;
+            }
+            assert!(slot.as_slice()[at.next_multiple_of(4096)..].iter().all(|&octet| octet == 0));
+            assert_eq!(bench.staging.available(), bench.staging.count());
+            bench.assert_all_back();
+        }
+    }
+
+    #[actix::test]
+    async fn a_slot_comes_back_whatever_becomes_of_its_read() {
+        for backend in BACKENDS {
+            let mut bench = Bench::started(backend, 1, 1);
+            bench.write(0, extent(0, 0, SEGMENT), &octets(SEGMENT, 1));
+            let mut crcs = bench.written().await.result.unwrap();
+            let short = slot(SEGMENT - 4096);
+            bench.read_to_slot(1, extent(0, 0, SEGMENT), SEGMENT, crcs, short);
+            let read = bench.slot_was_read().await;
+            assert_eq!((read.buf.len(), read.result), (SEGMENT - 4096, Err(TailError::Io(Errno(libc::EINVAL)))));
+            crcs[3] ^= 1;
+            bench.read_to_slot(2, extent(0, 0, SEGMENT), SEGMENT, crcs, slot(SEGMENT));
+            let read = bench.slot_was_read().await;
+            assert_eq!((read.buf.len(), read.result), (SEGMENT, Err(TailError::Checksum { block: 3 })));
+            // One of them may be at the disk when the end comes, the others wait.
+            for ticket in 3..6 {
+                bench.read_to_slot(ticket, extent(0, 0, SEGMENT), SEGMENT, crcs, slot(SEGMENT));
+            }
+            bench.tail().send(Stop).await.unwrap();
+            for _ in 3..6 {
+                let read = bench.slot_was_read().await;
+                assert!(read.result.is_err() && read.buf.len() == SEGMENT);
+            }
+            bench.assert_all_back();
         }
     }
 
@@ -1114,6 +1265,7 @@ mod tests {
                 assert_eq!(read.result, Ok(()));
                 assert!(read.buf.as_slice()[..known.segment.len()] == known.segment);
             }
+            Answer::ReadSlot(read) => panic!("nobody asked for {read:?}"),
             Answer::Written(answer) => {
                 known.segment.clone_from(written.as_ref().expect("a write was asked"));
                 known.crcs = answer.result.unwrap();

@@ -12,7 +12,8 @@
 //! into the pages of the value that is arriving, and given back.
 //!
 //! The end: the queue pair is told to disconnect, the connection stays, silent, until the fabric has reported its last
-//! event, and only then are memory regions and the place among the connections given back.
+//! event, and `BulkWindow` until the disk has returned its slots. Only then are memory regions and the place among the
+//! connections given back.
 //!
 //! Its mailbox is used by `do_send` alone: events of a queue pair whose depth bounds them, and answers to what was asked.
 
@@ -39,6 +40,7 @@ use crate::wire::native::ring::{ControlRing, RingMemory};
 use crate::wire::native::stream::{Inbound, Outbound, PIPELINE_BYTES_MAX, Value};
 use crate::wire::native::window::RxWindows;
 use actix::prelude::*;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -149,7 +151,16 @@ pub struct NativeConnection {
     number: QpNum,
     credit: Addr<CreditManager>,
     bulk: Addr<BulkWindow>,
+    /// Slots that wait for the disk.
+    filling: Arc<AtomicUsize>,
     lane: NativeLane,
+    _life: Rc<Life>,
+}
+
+/// What is given back last, in this order: not before the disk has returned the last slot it was to fill, so
+/// `BulkWindow` has it too.
+struct Life {
+    _qp: Arc<dyn QueuePair>,
     _regions: [MemoryRegion; 2],
     _admission: Admission,
 }
@@ -159,7 +170,7 @@ enum Over {
     Quit,
     LineTooLong,
     End(EndCause),
-    Fabric(&'static str),
+    Fabric(Cause),
     Stalled,
     Idle,
     Shutdown,
@@ -172,7 +183,7 @@ impl Over {
             Self::Quit => "quit",
             Self::LineTooLong => "line_too_long",
             Self::End(end) => end.cause(),
-            Self::Fabric(cause) => cause,
+            Self::Fabric(cause) => word_of(cause),
             Self::Stalled => "stalled",
             Self::Idle => "idle",
             Self::Shutdown => "shutdown",
@@ -230,13 +241,18 @@ impl NativeConnection {
             bulk_at: at(&rx_region, bulk_address),
         };
         let number = qp.number();
-        let (attachments, establishing) = (lane.attachments.clone(), qp.clone());
+        // Who is not established is rejected and was never a connection. No event is missed: the poller of this queue
+        // pair is on this thread, and its turn comes after `attach`.
+        qp.establish(&own.encode())?;
+        let attachments = lane.attachments.clone();
         let limits = Negotiated::between(own.windows, peer.windows);
         let address = Self::create(|ctx| {
             let address = ctx.address();
             let revoker: Revoker = Arc::new(move || address.do_send(Revoked));
             let receiving = RxWindows::new(own.windows, limits);
-            let bulk = BulkWindow::new(bufs, lane.lane.clone()).start();
+            let life = Rc::new(Life { _qp: qp.clone(), _regions: [ring_region, rx_region], _admission: admission });
+            let filling = Arc::default();
+            let bulk = BulkWindow::new(bufs, lane.lane.clone(), life.clone(), Arc::clone(&filling)).start();
             let metrics = lane.lane.session.metrics.clone();
             let credit = CreditManager::new(Parts {
                 peer,
@@ -283,18 +299,12 @@ impl NativeConnection {
                 number,
                 credit,
                 bulk,
+                filling,
                 lane,
-                _regions: [ring_region, rx_region],
-                _admission: admission,
+                _life: life,
             }
         });
         attachments.attach(number, address.clone().recipient());
-        if let Err(error) = establishing.establish(&own.encode()) {
-            // Its last event, or the lack of one, ends the actor.
-            address.do_send(Kill);
-            attachments.detach(number);
-            return Err(error);
-        }
         Ok(address)
     }
 
@@ -435,6 +445,7 @@ impl NativeConnection {
             let count = spare.len().min(len - self.lease_copied);
             self.own_rx.copy_out(offset + self.lease_copied, &mut spare[..count]);
             draft.advance(count);
+            self.lane.lane.session.metrics.copied.window_to_arena.add(count as u64);
             self.lease_copied += count;
             self.exchange.touch_claim();
         }
@@ -490,7 +501,7 @@ impl NativeConnection {
             Over::LineTooLong => &closed.protocol,
             Over::End(EndCause::FailedRead) => &closed.failed_read,
             Over::End(_) => &closed.protocol,
-            Over::Fabric("peer") => &closed.by_peer,
+            Over::Fabric(Cause::Peer) => &closed.by_peer,
             Over::Fabric(_) => &closed.socket_error,
             Over::Stalled => &closed.stalled,
             Over::Idle => &closed.idle,
@@ -498,9 +509,12 @@ impl NativeConnection {
         };
         count.add(1);
         metrics.native.ends.add(over.cause());
+        let (qp, cause) = (self.number.0, over.cause());
         match &over {
-            Over::End(cause) => tracing::warn!(qp = self.number.0, %cause, "native connection ended"),
-            over => tracing::debug!(qp = self.number.0, cause = over.cause(), "native connection ended"),
+            Over::End(why) => tracing::warn!(qp, cause, %why, "native connection ended"),
+            Over::Fabric(why @ Cause::PeerFault(_)) => tracing::warn!(qp, cause, %why, "native connection ended"),
+            Over::Fabric(why) => tracing::debug!(qp, cause, %why, "native connection ended"),
+            _ => tracing::debug!(qp, cause, "native connection ended"),
         }
         self.exchange.forget();
         self.inbound = Inbound::new(0);
@@ -525,6 +539,10 @@ impl NativeConnection {
         if self.full.is_some_and(|(since, _)| since < stalled_ms) {
             return self.end(ctx, Over::End(EndCause::PipelineTooDeep));
         }
+        if self.filling.load(Ordering::Relaxed) > 0 {
+            // The next octets are the disk's to bring, which it does whatever the peer does: slots are bounded.
+            self.exchange.handle_moved();
+        }
         let half_a_request = self.exchange.is_receiving() || self.machine.is_swallowing();
         let is_its_turn = self.is_sending() || half_a_request && !self.exchange.is_waiting();
         if self.exchange.moved_ms() < stalled_ms && is_its_turn {
@@ -537,6 +555,7 @@ impl NativeConnection {
         self.drive(ctx);
         self.inbound.rest();
         self.outward.outbound.rest();
+        self.qp.rest();
     }
 }
 
@@ -569,7 +588,7 @@ impl Handler<Events> for NativeConnection {
                     if self.over {
                         return ctx.stop();
                     }
-                    return self.end(ctx, Over::Fabric(word_of(&cause)));
+                    return self.end(ctx, Over::Fabric(cause));
                 }
                 // A look at the ring follows in any case.
                 _ => {}

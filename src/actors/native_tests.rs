@@ -1,20 +1,26 @@
 //! The native door on one lane of a test, over fabrics in this process.
 
 use crate::actors::cq_poller::CqPoller;
+use crate::actors::disk_tail::{HoldReads, OnRead};
 use crate::actors::listener::{Refuse, Registry};
 use crate::actors::native_listener::{NativeDoor, NativeListener};
 use crate::actors::rig::{Rig, converse, octets, set, until, value_reply};
-use crate::config::NativeConfig;
+use crate::config::{Config, NativeConfig};
 use crate::fabric::faulty::{Faults, Faulty};
 use crate::fabric::iwarp::Iwarp;
 use crate::fabric::loopback::Loopback;
-use crate::fabric::traced::{Traced, What};
+use crate::fabric::traced::{Entry, Trace, Traced, What};
 use crate::fabric::{Address, Fabric, Resources, WorkKind};
+use crate::metrics::Causes;
+use crate::store::pool::ExtentId;
 use crate::wire::native::descriptor::{RingGeometry, WindowGeometry};
+use crate::wire::native::record::Record;
 use crate::wire::native::requester::Shape;
 use actix::prelude::*;
 use peer::{Answered, Dialled, Geometry, Peer, assert_value, line};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -31,14 +37,17 @@ struct Door {
     address: Address,
     listener: Addr<NativeListener>,
     lanes: Vec<Arc<dyn crate::fabric::Lane>>,
+    places: Arc<Semaphore>,
 }
+
+const PLACES: usize = 300;
 
 fn native(geometry: Geometry) -> NativeConfig {
     let (slots, window_bytes, window_count) = geometry;
     NativeConfig {
         windows: WindowGeometry::new(window_bytes, window_count).unwrap(),
         ring: RingGeometry::new(slots).unwrap(),
-        connections_max: 300,
+        connections_max: PLACES,
         allow: Vec::new(),
     }
 }
@@ -48,11 +57,11 @@ impl Door {
     fn open(rig: Rig, server: &dyn Fabric, client: Arc<dyn Fabric>, address: &Address, geometry: Geometry) -> Self {
         let door = NativeDoor::bind(server, address, &native(geometry), 1).unwrap();
         let (address, lanes) = (door.address(), door.lanes().to_vec());
-        let places = Arc::new(Semaphore::new(300));
+        let places = Arc::new(Semaphore::new(PLACES));
         let lane = [(Arbiter::current(), rig.lane.clone())];
         let metrics = rig.metrics.clone();
-        let listener = NativeListener::open(door, &lane, places, Registry::default(), metrics);
-        Self { rig, fabric: client, address, listener, lanes }
+        let listener = NativeListener::open(door, &lane, places.clone(), Registry::default(), metrics);
+        Self { rig, fabric: client, address, listener, lanes, places }
     }
 
     fn loopback(geometry: Geometry) -> Self {
@@ -61,10 +70,33 @@ impl Door {
         Self::open(rig(), &network, Arc::new(network.clone()), &address, geometry)
     }
 
+    fn loopback_with(geometry: Geometry, change: impl FnOnce(&mut Config)) -> Self {
+        let rig = Rig::new(|config| {
+            config.store.value_bytes_max = 16 << 20;
+            change(config);
+        });
+        let network = Loopback::new();
+        let address = Address::Name("door".to_owned());
+        Self::open(rig, &network, Arc::new(network.clone()), &address, geometry)
+    }
+
     fn iwarp(geometry: Geometry) -> Self {
         let fabric = Iwarp::default();
         let address = Address::Socket(([127, 0, 0, 1], 0).into());
         Self::open(rig(), &fabric, Arc::new(fabric), &address, geometry)
+    }
+
+    /// A door over loopback whose work requests are logged.
+    fn traced(rig: Rig, geometry: Geometry) -> (Self, Trace) {
+        let network = Loopback::new();
+        let server = Traced::new(Arc::new(network.clone()));
+        let address = Address::Name("traced".to_owned());
+        (Self::open(rig, &server, Arc::new(network), &address, geometry), server.trace())
+    }
+
+    /// Whether reads that the disk has done stay unanswered from now on.
+    async fn hold_reads(&self, holds: bool) {
+        self.rig.lane.tail.send(HoldReads(holds)).await.unwrap();
     }
 
     async fn connect(&self, geometry: Geometry) -> Peer {
@@ -85,6 +117,7 @@ impl Door {
         assert_eq!((gauges.pins, gauges.claims, gauges.claimed_bytes, gauges.pinned_bytes), (0, 0, 0, 0));
         let staging = &self.rig.lane.staging;
         until("all staging buffers are back", || staging.available() == staging.count()).await;
+        until("all places among the connections are back", || self.places.available_permits() == PLACES).await;
     }
 }
 
@@ -151,10 +184,12 @@ async fn values_on_disk_come_back_whatever_the_windows() {
         door.rig.local.put(b"cold", &value, 5, 0).await.unwrap();
         assert!(door.rig.push_out(b"cold").await >= 6);
         let mut peer = door.connect(geometry).await;
+        let counters = door.rig.store.counters();
         for _ in 0..2 {
             peer.get("cold");
             assert_value(peer.answer().await, "cold", 5, &value);
         }
+        assert!(counters.warmed_bytes.load(Ordering::Relaxed) >= 1 << 20, "{geometry:?}: read again, back in RAM");
         drop(peer);
         door.assert_quiet().await;
     }
@@ -254,6 +289,31 @@ async fn peers_that_vanish_in_the_middle_leave_nothing() {
     }
 }
 
+/// A peer was cut as stalled while all that it waited for was a read of the daemon's own.
+#[actix::test]
+async fn a_read_that_takes_long_is_no_stall_of_the_peer() {
+    let rig = Rig::new(|config| config.timers.stall_timeout = Duration::from_millis(100));
+    let network = Loopback::new();
+    let address = Address::Name("slow".to_owned());
+    let door = Door::open(rig, &network, Arc::new(network.clone()), &address, DEFAULT);
+    let value = Arc::new(octets(2 << 20, 6));
+    door.rig.local.put(b"cold", &value, 0, 0).await.unwrap();
+    door.rig.push_out(b"cold").await;
+    let mut peer = door.connect(DEFAULT).await;
+    door.hold_reads(true).await;
+    peer.get("cold");
+    let start = std::time::Instant::now();
+    while start.elapsed() < Duration::from_millis(600) {
+        peer.turn();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(door.rig.metrics.native.ends.list(), []);
+    door.hold_reads(false).await;
+    assert_value(peer.answer().await, "cold", 0, &value);
+    drop(peer);
+    door.assert_quiet().await;
+}
+
 #[actix::test]
 async fn a_fabric_that_fails_costs_connections_and_nothing_else() {
     let faults = Faults {
@@ -295,6 +355,12 @@ async fn a_fabric_that_fails_costs_connections_and_nothing_else() {
         }
         assert!(whole > 0, "seed {seed}");
         door.assert_quiet().await;
+        // Who was not established was counted as accepted, as rejected and as ended.
+        let native = &door.rig.metrics.native;
+        let sum = |causes: &Causes| causes.list().iter().map(|(_, count)| count).sum::<u64>();
+        assert_eq!(native.total.get(), sum(&native.ends), "{:?}", native.ends.list());
+        assert_eq!(native.total.get() + sum(&native.rejections), 40, "{:?}", native.rejections.list());
+        assert_eq!(native.ends.get("shutdown"), 0, "{:?}", native.ends.list());
     }
 }
 
@@ -343,11 +409,7 @@ async fn quit_is_obeyed_once_earlier_answers_have_reached_the_peer() {
 
 #[actix::test]
 async fn a_megabyte_in_ram_is_four_writes_and_four_ready_records_and_few_messages() {
-    let network = Loopback::new();
-    let server = Traced::new(Arc::new(network.clone()));
-    let trace = server.trace();
-    let address = Address::Name("traced".to_owned());
-    let door = Door::open(rig(), &server, Arc::new(network), &address, DEFAULT);
+    let (door, trace) = Door::traced(rig(), DEFAULT);
     let value = Arc::new(octets(1 << 20, 6));
     let mut peer = door.connect(DEFAULT).await;
     peer.set("key", 0, &value);
@@ -374,16 +436,20 @@ async fn a_megabyte_in_ram_is_four_writes_and_four_ready_records_and_few_message
     assert_eq!(control.len(), 4 + 2, "four READY, a line of {text}, a trailer: {lens:?}");
 }
 
-/// Changes octets of piece `index` of `key` on disk.
-fn spoil(rig: &Rig, key: &[u8], index: usize) {
-    use std::os::unix::fs::FileExt;
+/// The file that holds piece `index` of `key`, open for writing, and where in it.
+fn place_of(rig: &Rig, key: &[u8], index: usize) -> (std::fs::File, ExtentId) {
     let object = rig.store.peek(key, 1).unwrap();
     let content = object.pieces()[index].segment.content();
     let crate::store::segment::Content::Disk { extent, .. } = content else { panic!("it is in RAM") };
     let file = rig.drives[0].file(extent.file()).unwrap();
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file.as_file()));
-    let plain = std::fs::OpenOptions::new().write(true).open(path).unwrap();
-    plain.write_all_at(&[0xff; 16], extent.byte_offset() + 1000).unwrap();
+    (std::fs::OpenOptions::new().write(true).open(path).unwrap(), extent)
+}
+
+/// Changes octets of piece `index` of `key` on disk.
+fn spoil(rig: &Rig, key: &[u8], index: usize) {
+    let (file, extent) = place_of(rig, key, index);
+    file.write_all_at(&[0xff; 16], extent.byte_offset() + 1000).unwrap();
 }
 
 #[actix::test]
@@ -435,11 +501,214 @@ async fn a_value_that_breaks_off_ends_the_connection_and_then_is_gone() {
     peer.get("key");
     peer.end().await;
     assert_eq!(door.rig.metrics.native.ends.list(), [("failed_read", 1)]);
+    assert_eq!(door.rig.tails.checksum_failures.load(Ordering::Relaxed), 2, "read into the slot, and once more");
+    assert_eq!(door.rig.metrics.failed_reads.get(), 2);
+    assert_eq!(door.rig.metrics.copied.staging_to_slot.get(), 0);
     let mut peer = door.connect(DEFAULT).await;
     peer.get("key");
     assert_eq!(peer.answer().await, Answered::Values(Vec::new()), "it is gone");
     drop(peer);
     door.assert_quiet().await;
+}
+
+#[actix::test]
+async fn a_slot_of_several_segments_waits_for_all_of_them_and_is_read_once_more() {
+    // The second window holds pieces 4 to 7, of which one is bad when it is read first.
+    let geometry = (64, 1 << 20, 4);
+    let door = Door::loopback(geometry);
+    let value = Arc::new(octets(3 << 20, 1));
+    door.rig.local.put(b"key", &value, 0, 0).await.unwrap();
+    door.rig.push_out(b"key").await;
+    spoil(&door.rig, b"key", 6);
+    let (file, bad) = place_of(&door.rig, b"key", 6);
+    let good = value[6 * (256 << 10) + 1000..][..16].to_vec();
+    let times = AtomicUsize::new(0);
+    let mend = move |extent| {
+        if extent == bad && times.fetch_add(1, Ordering::Relaxed) == 1 {
+            file.write_all_at(&good, bad.byte_offset() + 1000).unwrap();
+        }
+    };
+    door.rig.lane.tail.send(OnRead(Box::new(mend))).await.unwrap();
+    let mut peer = door.connect(geometry).await;
+    peer.get("key");
+    assert_value(peer.answer().await, "key", 0, &value);
+    let tails = &door.rig.tails;
+    assert_eq!(tails.checksum_failures.load(Ordering::Relaxed), 1);
+    assert_eq!(tails.reads.load(Ordering::Relaxed), 11 + 3, "the good ones of that slot twice");
+    assert_eq!(door.rig.metrics.copied.staging_to_slot.get(), 0);
+    drop(peer);
+    door.assert_quiet().await;
+}
+
+/// Everything of the log until `enough` says so, while `peer` takes its turns.
+async fn log_until(peer: &mut Peer, trace: &Trace, mut enough: impl FnMut(&[Entry]) -> bool) -> Vec<Entry> {
+    let start = std::time::Instant::now();
+    let mut entries = Vec::new();
+    while !enough(&entries) {
+        assert!(start.elapsed() < peer::PATIENCE, "never: {entries:?}");
+        peer.turn();
+        tokio::time::sleep(Duration::from_micros(200)).await;
+        entries.extend(trace.take());
+    }
+    entries
+}
+
+fn is_body(entry: &Entry) -> bool {
+    matches!(entry.what, What::Posted { kind: WorkKind::Write, len, .. } if len == 256 << 10)
+}
+
+#[actix::test]
+async fn tails_go_to_the_disk_in_the_turn_that_posts_the_head() {
+    let (door, trace) = Door::traced(rig(), DEFAULT);
+    let value = Arc::new(octets(2 << 20, 6));
+    door.rig.local.put(b"cold", &value, 0, 0).await.unwrap();
+    assert_eq!(door.rig.push_out(b"cold").await, 7);
+    let mut peer = door.connect(DEFAULT).await;
+    door.hold_reads(true).await;
+    let marks = trace.clone();
+    door.rig.lane.tail.send(OnRead(Box::new(move |_| marks.mark("read")))).await.unwrap();
+    trace.take();
+    peer.get("cold");
+    let is_read = |entry: &Entry| entry.what == What::Mark("read");
+    let log = log_until(&mut peer, &trace, |entries| entries.iter().filter(|entry| is_read(entry)).count() >= 2).await;
+    // Both are in flight: none was answered. And between the three nothing has come from the fabric: it was one turn.
+    let head = log.iter().position(is_body).expect("the head was posted");
+    let reads: Vec<_> = (0..log.len()).filter(|at| is_read(&log[*at])).take(2).collect();
+    let turn = head.min(reads[0])..=head.max(reads[1]);
+    let is_own = |what: &What| matches!(what, What::Posted { .. } | What::Kicked | What::Mark(_));
+    assert!(log[turn].iter().all(|entry| is_own(&entry.what)), "{log:#?}");
+    assert_eq!(door.rig.tails.reads.load(Ordering::Relaxed), 0);
+    door.hold_reads(false).await;
+    assert_value(peer.answer().await, "cold", 0, &value);
+    let rest = trace.take();
+    assert_eq!(log.iter().chain(&rest).filter(|entry| is_body(entry)).count(), 8);
+    let copied = &door.rig.metrics.copied;
+    assert_eq!((copied.arena_to_slot.get(), copied.staging_to_slot.get()), (256 << 10, 0), "only the head");
+    drop(peer);
+    door.assert_quiet().await;
+}
+
+#[actix::test]
+async fn windows_of_a_set_are_released_while_the_disk_stands_still() {
+    let (door, trace) = Door::traced(rig(), DEFAULT);
+    let (cold, new) = (Arc::new(octets(2 << 20, 6)), Arc::new(octets(3 << 20, 7)));
+    door.rig.local.put(b"cold", &cold, 0, 0).await.unwrap();
+    door.rig.push_out(b"cold").await;
+    let mut peer = door.connect(DEFAULT).await;
+    door.hold_reads(true).await;
+    trace.take();
+    peer.get("cold");
+    peer.set("new", 0, &new);
+    let released = |entry: &Entry| match &entry.what {
+        What::Posted { inline: Some(octets), .. } => match Record::decode(&octets[..octets.len() - 8]) {
+            Ok(Record::Release { sequence }) => sequence.get(),
+            _ => 0,
+        },
+        _ => 0,
+    };
+    // Three times as many windows as there are.
+    let log = log_until(&mut peer, &trace, |entries| entries.iter().any(|entry| released(entry) == 12)).await;
+    assert_eq!(log.iter().filter(|entry| is_body(entry)).count(), 1, "the head alone has left");
+    assert_eq!(door.rig.tails.reads.load(Ordering::Relaxed), 0);
+    assert!(peer.answers.is_empty());
+    door.hold_reads(false).await;
+    let answers = peer.answers(2).await;
+    assert_value(answers[0].clone(), "cold", 0, &cold);
+    assert_eq!(answers[1], line("STORED"));
+    drop(peer);
+    door.assert_quiet().await;
+}
+
+#[actix::test]
+async fn a_connection_that_dies_gives_its_place_back_only_after_the_disk_its_slots() {
+    for over_iwarp in [false, true] {
+        let door = if over_iwarp { Door::iwarp(DEFAULT) } else { Door::loopback(DEFAULT) };
+        let value = Arc::new(octets(2 << 20, 6));
+        door.rig.local.put(b"cold", &value, 0, 0).await.unwrap();
+        door.rig.push_out(b"cold").await;
+        door.hold_reads(true).await;
+        let mut peer = door.connect(DEFAULT).await;
+        peer.get("cold");
+        let (sender, started) = std::sync::mpsc::channel();
+        door.rig.lane.tail.send(OnRead(Box::new(move |_| sender.send(()).unwrap_or(())))).await.unwrap();
+        let start = std::time::Instant::now();
+        while started.try_recv().is_err() {
+            assert!(start.elapsed() < peer::PATIENCE, "no read");
+            peer.turn();
+            tokio::time::sleep(Duration::from_micros(200)).await;
+        }
+        drop(peer);
+        until("the connection has ended", || door.rig.metrics.native.current.get() == 0).await;
+        for _ in 0..50 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            assert_eq!(door.places.available_permits(), PLACES - 1, "the disk has slots of it");
+        }
+        assert_eq!(door.rig.store.gauges().pins, 0, "but its values are pinned no more");
+        // Others are served meanwhile, though nothing comes from the disk.
+        let mut other = door.connect(DEFAULT).await;
+        other.get("nothing");
+        assert_eq!(other.answer().await, Answered::Values(Vec::new()));
+        drop(other);
+        door.hold_reads(false).await;
+        door.assert_quiet().await;
+    }
+}
+
+#[actix::test]
+async fn octets_copied_for_each_octet_served_are_counted() {
+    for (head_kib, geometry, is_direct) in
+        [(256, DEFAULT, true), (64, DEFAULT, true), (256, (64, 1 << 20, 4), true), (256, (64, 64 << 10, 4), false)]
+    {
+        let door = Door::loopback_with(geometry, |config| config.store.head_bytes = head_kib << 10);
+        let copied = &door.rig.metrics.copied;
+        let value = Arc::new(octets(2_000_003, 9));
+        let len = value.len() as u64;
+        let mut peer = door.connect(geometry).await;
+        peer.set("key", 0, &value);
+        peer.answer().await;
+        assert_eq!(copied.window_to_arena.get(), len, "SET: once");
+        peer.get("key");
+        assert_value(peer.answer().await, "key", 0, &value);
+        assert_eq!((copied.arena_to_slot.get(), copied.staging_to_slot.get()), (len, 0), "GET from RAM: once");
+        door.rig.push_out(b"key").await;
+        let read_before = door.rig.tails.read_bytes.load(Ordering::Relaxed);
+        peer.get("key");
+        assert_value(peer.answer().await, "key", 0, &value);
+        let (from_ram, staged) = (copied.arena_to_slot.get() - len, copied.staging_to_slot.get());
+        let from_disk = door.rig.tails.read_bytes.load(Ordering::Relaxed) - read_before;
+        assert_eq!(from_ram, head_kib << 10, "the head is in RAM");
+        if is_direct {
+            assert_eq!((from_disk, staged), (len - from_ram, 0), "GET from disk: not at all, head {head_kib} KiB");
+        } else {
+            // Six whole segments; of the end, what is shorter than a window goes straight there.
+            let once = 6 * (256 << 10)..=len - from_ram;
+            assert!(once.contains(&staged), "GET from disk by staging buffers: once, {geometry:?}: {staged}");
+        }
+        drop(peer);
+        door.assert_quiet().await;
+    }
+}
+
+#[actix::test]
+async fn what_was_appended_does_not_match_windows_and_comes_back_by_staging_buffers() {
+    for geometry in [DEFAULT, (64, 1 << 20, 4), (16, 4096, 2)] {
+        let door = Door::loopback(geometry);
+        let mut peer = door.connect(geometry).await;
+        let (first, second) = (Arc::new(octets(700_001, 1)), Arc::new(octets(600_000, 2)));
+        peer.set("key", 0, &first);
+        let command = format!("append key 0 0 {}\r\n", second.len());
+        peer.endpoint.ask_store(command.as_bytes(), second.clone(), second.len() as u64);
+        assert_eq!(peer.answers(2).await, [line("STORED"), line("STORED")]);
+        door.rig.push_out(b"key").await;
+        peer.get("key");
+        let whole = [&first[..], &second[..]].concat();
+        assert_value(peer.answer().await, "key", 0, &whole);
+        let staged = door.rig.metrics.copied.staging_to_slot.get();
+        assert!(staged > 0, "{geometry:?}");
+        assert!(geometry != DEFAULT || staged < 700_000, "what came first is where it was");
+        drop(peer);
+        door.assert_quiet().await;
+    }
 }
 
 #[actix::test]

@@ -24,6 +24,7 @@ pub struct Rig {
     pub local: Local,
     pub store: Store,
     pub metrics: Arc<Metrics>,
+    pub tails: Arc<TailMetrics>,
     pub drives: Arc<[Arc<PoolFiles>]>,
     _dir: TempDir,
 }
@@ -57,7 +58,8 @@ impl Rig {
         let metrics = Arc::new(Metrics::default());
         let staging = Staging::new(config.store.staging_bytes as usize / STAGING_BUF_BYTES).unwrap();
         let depth = config.store.disk_depth;
-        let tail = DiskTail::new(drives.clone(), staging.clone(), depth, Arc::new(TailMetrics::default())).start();
+        let tails = Arc::new(TailMetrics::default());
+        let tail = DiskTail::new(drives.clone(), staging.clone(), depth, tails.clone()).start();
         let actor = StoreActor::new(store.clone(), tail.clone(), drives.clone(), depth, &config.timers).start();
         let session = session::Context {
             store: store.clone(),
@@ -69,7 +71,7 @@ impl Rig {
         };
         let local = Local { store: store.clone(), actor: actor.clone(), tail: tail.clone(), staging: staging.clone() };
         let lane = Lane { session, store: actor, tail, staging, timers: config.timers };
-        Self { lane, local, store, metrics, drives, _dir: dir }
+        Self { lane, local, store, metrics, tails, drives, _dir: dir }
     }
 
     /// A connection of this lane, and the peer's end.

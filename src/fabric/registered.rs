@@ -108,6 +108,23 @@ impl LocalBuf {
         false
     }
 
+    /// Keeps the first `at` octets and gives the rest, which is a buffer of the same queue pair: each may go to a different
+    /// place at the same time.
+    ///
+    /// # Panics
+    /// When `at` is no multiple of 4 KiB, or one of the two would be empty.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        Self { piece: self.piece.split_off(at), domain: self.domain }
+    }
+
+    /// Takes back what [`split_off`](Self::split_off) gave.
+    ///
+    /// # Panics
+    /// When `rest` does not begin where this ends, or belongs to another buffer.
+    pub fn rejoin(&mut self, rest: Self) {
+        self.piece.rejoin(rest.piece);
+    }
+
     /// All of it.
     pub fn as_slice(&self) -> &[u8] {
         self.piece.as_slice()

@@ -14,7 +14,7 @@ use super::{
 /// One line of the log.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Entry {
-    /// Nothing in a [`ConnectRequest`] entry.
+    /// Nothing in a [`ConnectRequest`] entry or a mark.
     pub qp: Option<QpNum>,
     pub what: What,
 }
@@ -60,6 +60,10 @@ pub enum What {
         peer: Address,
         private_data: Vec<u8>,
     },
+    HandshakeFailed {
+        peer: Address,
+        why: &'static str,
+    },
     Established,
     Rejected,
     Completed {
@@ -76,6 +80,8 @@ pub enum What {
     },
     /// The handle was dropped.
     Dropped,
+    /// Something beside the fabric, noted by [`Trace::mark`].
+    Mark(&'static str),
 }
 
 /// The log. Clones are the same log.
@@ -88,6 +94,11 @@ impl Trace {
     /// Everything since the last call.
     pub fn take(&self) -> Vec<Entry> {
         std::mem::take(&mut *self.entries.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Notes something that happened beside the fabric, in its place between what happened on it.
+    pub fn mark(&self, word: &'static str) {
+        self.note(None, What::Mark(word));
     }
 
     fn note(&self, qp: Option<QpNum>, what: What) {
@@ -166,6 +177,7 @@ impl Lane for TracedLane {
                 Event::ConnectRequest(request) => {
                     What::ConnectRequest { peer: request.peer().clone(), private_data: request.private_data().to_vec() }
                 }
+                Event::HandshakeFailed { peer, why } => What::HandshakeFailed { peer: peer.clone(), why },
                 Event::Established { .. } => What::Established,
                 Event::Rejected { .. } => What::Rejected,
                 Event::Completed { completion, .. } => What::Completed {
@@ -280,6 +292,10 @@ impl QueuePair for TracedQueuePair {
     fn kick(&self) {
         self.note(What::Kicked);
         self.inner.kick();
+    }
+
+    fn rest(&self) {
+        self.inner.rest();
     }
 
     fn disconnect(&self) {

@@ -2,14 +2,14 @@
 
 use crate::store::claims::Claim;
 use crate::store::object::Piece;
-use crate::store::segment::{Class, Filling, Residency};
+use crate::store::segment::{Class, Filling, Residency, SEGMENT_BYTES_MAX};
 use std::sync::Arc;
 
 /// What the next segment of a draft must be.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Want {
     pub class: Class,
-    /// Octets to come before the value, or its head, ends.
+    /// Octets to come before the value or its head ends, or a body reaches a multiple of the longest segment.
     pub remaining: u64,
     /// It is a part of the head.
     pub head: bool,
@@ -62,8 +62,11 @@ impl Draft {
             return None;
         }
         let head = self.received < self.head_bytes;
-        let end = if head { self.head_bytes.min(self.len) } else { self.len };
-        Some(Want { class: self.class, remaining: end - self.received, head })
+        // Behind a head of another length, or a segment that came out shorter, the cuts return to multiples of 256 KiB:
+        // then a window of that size holds whole segments, which the disk can put there, and `footprint` is exact.
+        let grid = (self.received + 1).next_multiple_of(SEGMENT_BYTES_MAX);
+        let end = if head { self.head_bytes } else { grid };
+        Some(Want { class: self.class, remaining: end.min(self.len) - self.received, head })
     }
 
     /// The segment that was wanted.

@@ -161,6 +161,8 @@ pub struct Counters {
     pub claims_refused: AtomicU64,
     pub written_behind_bytes: AtomicU64,
     pub warmed: AtomicU64,
+    /// Octets of them, copied once more.
+    pub warmed_bytes: AtomicU64,
     pub head_hits: AtomicU64,
     pub head_misses: AtomicU64,
 }
@@ -494,6 +496,7 @@ impl Store {
             block.as_mut_slice()[..octets.len()].copy_from_slice(octets);
             segment.warm(block);
             Counters::add(&shared.counters.warmed, 1);
+            Counters::add(&shared.counters.warmed_bytes, octets.len() as u64);
         }
     }
 
@@ -951,16 +954,45 @@ mod tests {
     use super::*;
 
     fn store() -> Store {
+        store_with_head(256 << 10)
+    }
+
+    fn store_with_head(head_bytes: u64) -> Store {
         let (mib, share) = (1 << 20, 0.25);
         Store::new(Sizes {
             memory_bytes: 8 * mib,
-            head_bytes: 256 << 10,
+            head_bytes,
             value_bytes_max: mib,
             index_bytes_max: mib,
             pinned_share: share,
             pool_bytes: vec![16 * mib],
         })
         .unwrap()
+    }
+
+    #[test]
+    fn behind_a_head_of_any_length_windows_hold_whole_segments() {
+        const KIB: u64 = 1 << 10;
+        for head_kib in [64, 128, 192, 256, 320, 448, 512] {
+            let store = store_with_head(head_kib * KIB);
+            store.extents().add_file(0, 16 << 20);
+            for len in [head_kib * KIB + 1, 512 * KIB + 1, 700_001, 1 << 20] {
+                store.put(b"key", &vec![7; len as usize], 0, 0).unwrap();
+                let object = store.peek(b"key", store.clock().now()).unwrap();
+                let (mut at, mut extent_bytes) = (0, 0);
+                for piece in object.pieces() {
+                    let (first, last) = (at / SEGMENT_BYTES_MAX, (at + u64::from(piece.len) - 1) / SEGMENT_BYTES_MAX);
+                    assert_eq!(first, last, "head {head_kib} KiB, {len}: {} octets at {at}", piece.len);
+                    assert!(at.is_multiple_of(4096), "head {head_kib} KiB, {len}: a piece at {at}");
+                    at += u64::from(piece.len);
+                    extent_bytes += piece.segment.extent_bytes();
+                }
+                assert_eq!(at, len);
+                if len > 512 * KIB {
+                    assert_eq!(extent_bytes, footprint(len, Class::Large), "head {head_kib} KiB, {len}");
+                }
+            }
+        }
     }
 
     #[test]

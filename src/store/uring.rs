@@ -29,6 +29,7 @@ use tokio::io::unix::AsyncFd;
 use tracing::{debug, warn};
 
 use super::pool::{EXTENT_ALIGN, PoolFile};
+use crate::fabric::LocalBuf;
 pub use crate::fabric::region::aligned::{AlignedBuf, AlignedPiece, Region};
 use crate::fabric::staging::StagingBuf;
 use blocking::Blocking;
@@ -78,19 +79,30 @@ impl fmt::Debug for WriteSource {
     }
 }
 
-/// The memory of an [`Operation`]; its kind is the direction.
+/// The memory of an [`Operation`], which owns it; its kind is the direction.
 #[derive(Debug)]
 pub enum Payload {
     /// Filled from the file.
     Read(StagingBuf),
+    /// Filled from the file: memory that a queue pair sends from, with no need of a copy.
+    ReadSlot(LocalBuf),
     /// Written to the file.
     Write(WriteSource),
 }
 
 impl Payload {
+    /// Which way its octets go.
+    pub fn direction(&self) -> Direction {
+        match self {
+            Self::Read(_) | Self::ReadSlot(_) => Direction::Read,
+            Self::Write(_) => Direction::Write,
+        }
+    }
+
     fn byte_len(&self) -> usize {
         match self {
             Self::Read(buf) => buf.as_slice().len(),
+            Self::ReadSlot(buf) => buf.len(),
             Self::Write(from) => from.as_slice().len(),
         }
     }

@@ -80,8 +80,14 @@ impl AlignedBuf {
         assert!(piece_bytes > 0 && piece_bytes.is_multiple_of(ALIGN_BYTES), "a piece is whole pages");
         let piece_count = self.len / piece_bytes;
         let whole = Arc::new(self);
-        let pieces =
-            (0..piece_count).map(|index| AlignedPiece { whole: Arc::clone(&whole), index, len: piece_bytes }).collect();
+        let pieces = (0..piece_count)
+            .map(|index| AlignedPiece {
+                whole: Arc::clone(&whole),
+                index,
+                start: index * piece_bytes,
+                len: piece_bytes,
+            })
+            .collect();
         (Region { whole, piece_bytes, piece_count }, pieces)
     }
 }
@@ -93,17 +99,42 @@ impl Drop for AlignedBuf {
     }
 }
 
-/// One piece of a split [`AlignedBuf`], exclusively owned: no two pieces overlap and the whole lends nothing any more.
+/// One piece of a split [`AlignedBuf`], or a part of one, exclusively owned: no two overlap and the whole lends nothing any
+/// more.
 pub struct AlignedPiece {
     whole: Arc<AlignedBuf>,
     index: usize,
+    /// First byte within `whole`.
+    start: usize,
     len: usize,
 }
 
 impl AlignedPiece {
-    /// Position in its region, from zero.
+    /// Position in its region, from zero; all parts of a piece have that of the piece.
     pub fn index(&self) -> usize {
         self.index
+    }
+
+    /// Keeps the first `at` bytes and gives the rest.
+    ///
+    /// # Panics
+    /// When `at` is no multiple of 4 KiB, or one of the two would be empty.
+    pub fn split_off(&mut self, at: usize) -> Self {
+        assert!(at.is_multiple_of(ALIGN_BYTES) && 0 < at && at < self.len, "{at} of {} is no place to cut", self.len);
+        let rest =
+            Self { whole: Arc::clone(&self.whole), index: self.index, start: self.start + at, len: self.len - at };
+        self.len = at;
+        rest
+    }
+
+    /// Takes back what [`split_off`](Self::split_off) gave.
+    ///
+    /// # Panics
+    /// When `rest` does not begin where this ends, or belongs to another piece.
+    pub fn rejoin(&mut self, rest: Self) {
+        let follows = self.start + self.len == rest.start && self.index == rest.index;
+        assert!(Arc::ptr_eq(&self.whole, &rest.whole) && follows, "a part is joined with the one it was cut from");
+        self.len += rest.len;
     }
 
     /// Whether this piece was cut from `region`.
@@ -113,15 +144,16 @@ impl AlignedPiece {
 
     /// The piece.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `split` made `(index + 1) * len` fit the mapping, which the `Arc` keeps; after `split` bytes are
-        // reached through pieces alone, pieces are disjoint and not `Clone`, and `&self` keeps writers out.
-        unsafe { std::slice::from_raw_parts(self.whole.base.as_ptr().add(self.index * self.len), self.len) }
+        // SAFETY: `split` made `start + len` fit the mapping, which the `Arc` keeps, `split_off` divides and `rejoin` adds
+        // up; after `split` bytes are reached through pieces alone, pieces are disjoint and not `Clone`, and `&self`
+        // keeps writers out.
+        unsafe { std::slice::from_raw_parts(self.whole.base.as_ptr().add(self.start), self.len) }
     }
 
     /// The piece, for writing.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`; `&mut self` makes this the only access.
-        unsafe { std::slice::from_raw_parts_mut(self.whole.base.as_ptr().add(self.index * self.len), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.whole.base.as_ptr().add(self.start), self.len) }
     }
 }
 
@@ -181,5 +213,42 @@ mod tests {
         assert!(pieces[1].as_slice().iter().all(|&byte| byte == 2));
         let (other, _) = AlignedBuf::new(4096).unwrap().split(4096);
         assert!(!pieces[0].is_of(&other));
+    }
+
+    #[test]
+    fn a_piece_that_is_cut_and_joined_again_is_the_same_piece() {
+        let (region, mut pieces) = AlignedBuf::new(6 * 4096).unwrap().split(3 * 4096);
+        let address = pieces[1].as_slice().as_ptr();
+        let mut third = pieces[1].split_off(4096);
+        let mut last = third.split_off(4096);
+        for (value, part) in (1..).zip([&mut pieces[1], &mut third, &mut last]) {
+            assert_eq!((part.as_slice().len(), part.index()), (4096, 1));
+            assert!(part.is_of(&region));
+            part.as_mut_slice().fill(value);
+        }
+        third.rejoin(last);
+        pieces[1].rejoin(third);
+        assert_eq!((pieces[1].as_slice().as_ptr(), pieces[1].as_slice().len()), (address, 3 * 4096));
+        for (value, part) in (1..).zip(pieces[1].as_slice().chunks(4096)) {
+            assert!(part.iter().all(|&byte| byte == value));
+        }
+        assert!(pieces[0].as_slice().iter().all(|&byte| byte == 0), "the neighbour is untouched");
+    }
+
+    #[test]
+    #[should_panic(expected = "joined with the one it was cut from")]
+    fn pieces_that_are_neighbours_by_chance_are_not_joined() {
+        let (_, mut pieces) = AlignedBuf::new(8192).unwrap().split(4096);
+        let second = pieces.pop().unwrap();
+        pieces[0].rejoin(second);
+    }
+
+    #[test]
+    #[should_panic(expected = "joined with the one it was cut from")]
+    fn parts_are_not_joined_over_a_gap() {
+        let (_, mut pieces) = AlignedBuf::new(3 * 4096).unwrap().split(3 * 4096);
+        let mut rest = pieces[0].split_off(4096);
+        let last = rest.split_off(4096);
+        pieces[0].rejoin(last);
     }
 }

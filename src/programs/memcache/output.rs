@@ -106,6 +106,8 @@ pub struct Output {
     tails: usize,
     tails_max: usize,
     next_ticket: u64,
+    /// Octets of values copied into `text` and not yet counted.
+    pub(super) copied_bytes: u64,
 }
 
 impl Default for Output {
@@ -119,6 +121,7 @@ impl Default for Output {
             tails: 0,
             tails_max: TAIL_READS,
             next_ticket: 0,
+            copied_bytes: 0,
         }
     }
 }

@@ -185,7 +185,9 @@ impl Session {
     /// The first `count` octets of it were sent.
     pub fn handle_sent(&mut self, count: usize) {
         self.exchange.handle_moved();
-        self.exchange.context().metrics.connections.bytes_written.add(count as u64);
+        let metrics = &self.exchange.context().metrics;
+        metrics.connections.bytes_written.add(count as u64);
+        metrics.copied.arena_to_reply.add(std::mem::take(&mut self.output.copied_bytes));
         self.held_back = false;
         self.output.handle_sent(count);
     }
@@ -349,6 +351,7 @@ impl Session {
         }
         let Some(draft) = self.exchange.poll_draft(whole) else { return false };
         let taken = draft.put(available);
+        self.exchange.context().metrics.copied.input_to_arena.add(taken as u64);
         self.start += taken;
         self.conversation.body_taken(taken as u64);
         taken > 0
@@ -398,6 +401,7 @@ impl Replies for Output {
             }
             out.extend_from_slice(reply::CRLF);
         });
+        self.copied_bytes += len;
     }
 
     fn is_full(&self, pins_max: usize) -> bool {

@@ -120,6 +120,7 @@ fn transfer<T>(operation: &mut Operation<T>) -> Result<(), Errno> {
         let offset = operation.offset + u64::from(progress.done);
         let moved = match &mut operation.payload {
             Payload::Read(buf) => file.read_at(&mut buf.as_mut_slice()[rest], offset),
+            Payload::ReadSlot(buf) => file.read_at(&mut buf.as_mut_slice()[rest], offset),
             Payload::Write(from) => file.write_at(&from.as_slice()[rest], offset),
         };
         // No more is moved than was asked for, and that was a u32.

@@ -88,6 +88,7 @@ impl<T> Ring<T> {
     pub(super) fn start(&mut self, mut operation: Operation<T>) {
         let (base, memory_bytes) = match &mut operation.payload {
             Payload::Read(buf) => (buf.as_mut_slice().as_mut_ptr(), buf.as_slice().len()),
+            Payload::ReadSlot(buf) => (buf.as_mut_slice().as_mut_ptr(), buf.len()),
             Payload::Write(from) => {
                 let slice = from.as_slice();
                 (slice.as_ptr().cast_mut(), slice.len())
@@ -123,10 +124,13 @@ impl<T> Ring<T> {
                 opcode::ReadFixed::new(types::Fixed(file), memory, len, buf).offset(offset).build()
             }
             (Payload::Read(_), Some(buf), None) => opcode::ReadFixed::new(fd, memory, len, buf).offset(offset).build(),
-            (Payload::Read(_), None, Some(file)) => {
+            // Slots come and go with connections, so they are not registered.
+            (Payload::Read(_) | Payload::ReadSlot(_), _, Some(file)) => {
                 opcode::Read::new(types::Fixed(file), memory, len).offset(offset).build()
             }
-            (Payload::Read(_), None, None) => opcode::Read::new(fd, memory, len).offset(offset).build(),
+            (Payload::Read(_) | Payload::ReadSlot(_), _, None) => {
+                opcode::Read::new(fd, memory, len).offset(offset).build()
+            }
             (Payload::Write(_), _, Some(file)) => {
                 opcode::Write::new(types::Fixed(file), memory, len).offset(offset).build()
             }
@@ -268,7 +272,9 @@ impl FileTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fabric::loopback::Loopback;
     use crate::fabric::staging::Staging;
+    use crate::fabric::{Address, Attributes, Fabric, LocalBuf};
     use crate::store::pool::{PoolDir, PoolFiles};
     use crate::store::uring::{WriteSource, sys};
 
@@ -283,6 +289,13 @@ mod tests {
                 None
             }
         }
+    }
+
+    /// Memory of some queue pair.
+    fn slot(len: usize) -> LocalBuf {
+        let lane = Loopback::new().lane().unwrap();
+        let qp = lane.dial(&Address::Name("nobody".to_owned()), Attributes::default()).unwrap();
+        qp.allocate(len, 1).unwrap().remove(0)
     }
 
     fn finish<T>(ring: &mut Ring<T>) -> VecDeque<Completion<T>> {
@@ -316,6 +329,15 @@ mod tests {
             let Payload::Read(buf) = &done[0].operation.payload else { panic!("a read stays one") };
             assert!(buf.as_slice()[4096..12288].iter().all(|&byte| byte == 0x5a));
             assert_eq!(buf.as_slice()[4095], 0);
+            let mut slot = slot(12288);
+            let rest = slot.split_off(8192);
+            let read = Operation::new(files.file(0).unwrap(), 4096, 8192, Payload::ReadSlot(slot), ()).unwrap();
+            ring.start(read);
+            let done = finish(&mut ring);
+            assert_eq!(done[0].result, Ok(()));
+            let Payload::ReadSlot(slot) = &done[0].operation.payload else { panic!("a read stays one") };
+            assert!(slot.as_slice().iter().all(|&byte| byte == 0x5a));
+            assert!(rest.as_slice().iter().all(|&byte| byte == 0), "the part that stayed here is untouched");
             // Where the system allows none the first mixes are the last one again.
             assert!(ring.files.next <= u32::from(files_registered));
         }

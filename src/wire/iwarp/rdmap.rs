@@ -324,7 +324,7 @@ mod tests {
         assert_eq!(Operation::decode(0x83), Err(OperationError::Version(2)));
     }
 
-    /// What siw of Linux 6.1.192 sent, seen in `tests/rdma_siw.rs`, and what it meant.
+    /// What siw of Linux 6.1.192 sent (`docs/interop.md`), and what it meant.
     #[test]
     fn a_terminate_of_siw_is_understood_though_its_bit_fields_are_reversed() {
         for (head, reason, other) in [
@@ -339,6 +339,7 @@ mod tests {
             ([0x21, 6, 0, 0], Reason::UNTAGGED_VERSION, None),
             ([0x11, 4, 0, 0], Reason::TAGGED_VERSION, None),
             ([0x20, 5, 0, 0], Reason::new(2, 0, 5), Some(Reason::RDMAP_VERSION)),
+            ([0x20, 9, 3, 0], Reason::new(0, 2, 9), None),
             ([0x20, 6, 0, 0], Reason::READ_DEPTH, Some(Reason::OPERATION)),
             // As the RFC has them.
             ([0x10, 0, 0xc0, 0], Reason::new(1, 0, 0), None),
