@@ -126,6 +126,7 @@ async fn a_door_on_loopback_does_not_ask_who_comes() {
     let handle = start(config).await.unwrap();
     let dialled = Peer::dial(&Iwarp::default(), &handle.native_addresses()[0], DEFAULT, |_| {}).await;
     assert!(matches!(dialled, Dialled::Connected(_)));
+    drop(dialled);
     handle.shutdown().await;
 }
 

@@ -105,7 +105,7 @@ impl Patient {
         match rdma::resolve(Path::new(SYSFS), &self.devices, local, name) {
             None => Finding::ok(CHECK, format!("{how}: no RDMA device there, native+iwarp works over TCP")),
             Some(rdma::Place { device, port, gid }) => {
-                let gid = gid.map_or("no GID of its own".to_owned(), gid_text);
+                let gid = place_text(device, gid);
                 let text = format!("{how}: {} port {}, {gid}, {}", device.name, port.number, node_text(device.node));
                 match port.is_active() {
                     true => Finding::ok(CHECK, text),
@@ -178,7 +178,7 @@ impl Patient {
                 )
             }
             Some(rdma::Place { device, port, gid }) => {
-                let gid = gid.map_or("no GID of its own".to_owned(), gid_text);
+                let gid = place_text(device, gid);
                 let text =
                     format!("{native} is {} port {}, {gid}, {}", device.name, port.number, node_text(device.node));
                 match port.is_active() {
@@ -294,9 +294,23 @@ fn node_text(node: Option<u32>) -> String {
     node.map_or("NUMA node unknown".to_owned(), |node| format!("NUMA node {node}"))
 }
 
-fn gid_text(gid: &Gid) -> String {
-    let address = IpAddr::from(gid.address).to_canonical();
-    let attributes = [gid.interface.as_deref().unwrap_or_default(), &gid.kind];
+/// The GID of a place; iWARP connects by IP addresses alone.
+fn place_text(device: &Device, gid: Option<&Gid>) -> String {
+    match gid {
+        Some(gid) => gid_text(device, gid),
+        None if device.is_iwarp => "iWARP".to_owned(),
+        None => "no GID of this address".to_owned(),
+    }
+}
+
+fn gid_text(device: &Device, gid: &Gid) -> String {
+    let address = match device.is_iwarp {
+        true => gid.address.octets()[..6].iter().map(|octet| format!("{octet:02x}")).collect::<Vec<_>>().join(":"),
+        false => IpAddr::from(gid.address).to_canonical().to_string(),
+    };
+    // The kernel calls every GID that is not RoCE v2 by the name of the others, those of iWARP too.
+    let kind = if device.is_iwarp { "" } else { &gid.kind };
+    let attributes = [gid.interface.as_deref().unwrap_or_default(), kind];
     let attributes: Vec<_> = attributes.into_iter().filter(|text| !text.is_empty()).collect();
     match attributes.is_empty() {
         true => format!("GID {} = {address}", gid.index),
@@ -308,7 +322,7 @@ fn port_text(device: &Device, port: &Port) -> String {
     let Port { number, state, physical_state, link_layer, rate, gids } = port;
     let kind = if device.is_iwarp { "iWARP over " } else { "" };
     let node = node_text(device.node);
-    let gids: String = gids.iter().map(|gid| format!("; {}", gid_text(gid))).collect();
+    let gids: String = gids.iter().map(|gid| format!("; {}", gid_text(device, gid))).collect();
     format!("{} port {number}: {state} ({physical_state}), {kind}{link_layer}, {rate}, {node}{gids}", device.name)
 }
 
