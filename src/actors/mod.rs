@@ -24,6 +24,9 @@ pub mod listener;
 pub mod local;
 pub mod native_connection;
 pub mod native_listener;
+mod native_memory;
+#[cfg(test)]
+mod native_role_tests;
 #[cfg(test)]
 mod native_tests;
 #[cfg(test)]

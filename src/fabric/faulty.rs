@@ -265,6 +265,10 @@ impl Lane for FaultyLane {
         self.inner.deadline()
     }
 
+    fn reports_writes(&self) -> bool {
+        self.inner.reports_writes()
+    }
+
     fn resources(&self) -> Resources {
         let inner = self.inner.resources();
         let state = lock(&self.state);

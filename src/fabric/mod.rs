@@ -453,6 +453,11 @@ pub trait Lane: Send + Sync + fmt::Debug {
     /// When [`Lane::progress`] must be called again though nothing happens.
     fn deadline(&self) -> Option<Instant>;
 
+    /// Whether [`Event::Written`] tells of all Writes of peers. Where it does not, their memory has to be looked at.
+    fn reports_writes(&self) -> bool {
+        true
+    }
+
     /// What the lane holds.
     fn resources(&self) -> Resources;
 }

@@ -206,6 +206,10 @@ impl Lane for TracedLane {
         self.inner.deadline()
     }
 
+    fn reports_writes(&self) -> bool {
+        self.inner.reports_writes()
+    }
+
     fn resources(&self) -> Resources {
         self.inner.resources()
     }
