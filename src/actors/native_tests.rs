@@ -48,6 +48,7 @@ fn native(geometry: Geometry) -> NativeConfig {
         windows: WindowGeometry::new(window_bytes, window_count).unwrap(),
         ring: RingGeometry::new(slots).unwrap(),
         connections_max: PLACES,
+        allow: Vec::new(),
     }
 }
 
