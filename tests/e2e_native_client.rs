@@ -146,3 +146,142 @@ fn tasks_share_a_connection_to_the_daemon() {
     drop(runtime);
     daemon.assert_nothing_leaks();
 }
+
+/// A pattern as a stream, so that a value of any length is never held whole.
+struct Stream {
+    pattern: Pattern,
+    at: u64,
+    len: u64,
+}
+
+impl std::io::Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let count = into.len().min(usize::try_from(self.len - self.at).unwrap_or(usize::MAX));
+        self.pattern.fill(self.at, &mut into[..count]);
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+impl std::io::Write for Stream {
+    fn write(&mut self, octets: &[u8]) -> std::io::Result<usize> {
+        self.pattern.check(self.at, octets, "what came back");
+        self.at += octets.len() as u64;
+        Ok(octets.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Puts a value of `len` octets by each door and gets it by the other.
+fn cross(native: &mut NativeClient, text: &mut Client, len: u64) {
+    let stream = |pattern| Stream { pattern: Pattern(pattern), at: 0, len };
+    native.put("by-native", &mut stream(1), len, 0, None).unwrap();
+    text.put("by-text", &mut stream(2), len, 0, None).unwrap();
+    for (key, pattern) in [("by-native", 1), ("by-text", 2)] {
+        let (mut here, mut there) = (stream(pattern), stream(pattern));
+        assert_eq!(native.get(key, &mut here).unwrap().unwrap().len, len);
+        assert_eq!(text.get(key, &mut there).unwrap().unwrap().len, len);
+        assert_eq!((here.at, there.at), (len, len), "{key}");
+    }
+}
+
+#[test]
+fn a_hundred_mebibytes_cross_the_doors() {
+    let (daemon, native, text) = start(true);
+    let mut native = NativeClient::connect(native, Options::default()).unwrap();
+    cross(&mut native, &mut Client::connect(text, Options::default()).unwrap(), 100 << 20);
+    drop(native);
+    daemon.assert_nothing_leaks();
+}
+
+#[test]
+#[ignore = "moves 24 GiB and needs 9 GiB of disk: cargo test --release --test e2e_native_client -- --ignored"]
+fn four_gibibytes_cross_the_doors() {
+    let doors = ["--native", "native+iwarp://127.0.0.1:0"];
+    let daemon = Daemon::builder().memory("256MiB").pool("9GiB").flags(&doors).start();
+    let door = |scheme: &str| daemon.doors().iter().find(|door| door.starts_with(scheme)).unwrap().parse().unwrap();
+    let mut native = NativeClient::connect(door("native+iwarp://"), Options::default()).unwrap();
+    cross(&mut native, &mut Client::connect(door("memcache://"), Options::default()).unwrap(), 4 << 30);
+    drop(native);
+    daemon.assert_nothing_leaks();
+    assert!(daemon.rss_max_bytes() < daemon.memory_sum_bytes());
+}
+
+/// The smallest ring and windows, the largest, and what lies between: each with each, as server and as client.
+#[test]
+fn any_two_geometries_understand_each_other() {
+    // Ring slots, window in KiB, windows.
+    let geometries = [(2, 4, 2), (8, 64, 3), (256, 256, 4), (64, 1024, 8)];
+    std::thread::scope(|scope| {
+        for (slots, window, windows) in geometries {
+            scope.spawn(move || {
+                let daemon = Daemon::builder()
+                    .flags(&["--native", "native+iwarp://127.0.0.1:0"])
+                    .setting("NATIVE__RING", &format!("{}B", slots * 256))
+                    .setting("NATIVE__WINDOW", &format!("{window}KiB"))
+                    .setting("NATIVE__WINDOWS", &windows.to_string())
+                    .start();
+                let door = |scheme: &str| daemon.doors().iter().find(|door| door.starts_with(scheme)).unwrap();
+                let (native, text): (ServerUrl, ServerUrl) =
+                    (door("native+iwarp://").parse().unwrap(), door("memcache://").parse().unwrap());
+                let mut text = Client::connect(text, Options::default()).unwrap();
+                for (slots, window, window_count) in geometries {
+                    let geometry = Geometry { ring_bytes: slots * 256, window_bytes: window << 10, window_count };
+                    let options = Options { geometry, ..Options::default() };
+                    let mut native = NativeClient::connect(native.clone(), options).unwrap();
+                    for len in [0, 1, 193, 4097, 300_001, 8 << 20] {
+                        cross(&mut native, &mut text, len);
+                    }
+                }
+                drop(text);
+                daemon.assert_nothing_leaks();
+            });
+        }
+    });
+}
+
+#[test]
+fn many_connections_of_any_depth_are_answered() {
+    // Those of one round may still be leaving when those of the next come.
+    let doors = ["--native", "native+iwarp://127.0.0.1:0"];
+    let daemon = Daemon::builder().flags(&doors).setting("NATIVE__CONNECTIONS_MAX", "512").start();
+    let door = daemon.doors().iter().find(|door| door.starts_with("native+iwarp://"));
+    let native: ServerUrl = door.unwrap().parse().unwrap();
+    let geometry = Geometry { ring_bytes: 16 << 10, window_bytes: 16 << 10, window_count: 2 };
+    let mut buffer = vec![0; 20_000];
+    for connections in [1, 16, 64, 256] {
+        let connect = |_| NativeClient::connect(native.clone(), Options { geometry, ..Options::default() }).unwrap();
+        let mut clients: Vec<_> = (0..connections).map(connect).collect();
+        for depth in [1, 2, 16, 64_u64] {
+            // Everything is in flight on all of them before the first answer is waited for.
+            for (index, client) in clients.iter_mut().enumerate() {
+                for n in 0..depth {
+                    let (key, len) = (format!("{index}-{n}"), (n * 97 + index as u64) % 20_000);
+                    if n % 2 == 0 {
+                        let value = Stream { pattern: Pattern(n), at: 0, len };
+                        client.submit_set(key, value, len, 0, None).unwrap();
+                    } else {
+                        client.submit_get(format!("{index}-{}", n - 1)).unwrap();
+                    }
+                }
+            }
+            for (index, client) in clients.iter_mut().enumerate() {
+                for n in 0..depth {
+                    let outcome = client.wait_into(&mut buffer).unwrap();
+                    if n % 2 == 0 {
+                        assert_eq!(outcome, Outcome::Stored, "{connections} connections, {depth} deep");
+                        continue;
+                    }
+                    let len = ((n - 1) * 97 + index as u64) % 20_000;
+                    assert!(matches!(outcome, Outcome::Value(info) if info.len == len), "{outcome:?}");
+                    Pattern(n - 1).check(0, &buffer[..len as usize], "in flight");
+                }
+            }
+        }
+        drop(clients);
+    }
+    daemon.assert_nothing_leaks();
+}

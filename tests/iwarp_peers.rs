@@ -271,7 +271,8 @@ fn a_peer_that_does_not_complete_its_request_is_closed_at_the_deadline() {
     let deadline = ours.lane.deadline().expect("half-open peers have a deadline");
     ours.lane.progress(deadline + Duration::from_secs(1), &mut ours.events, 32);
     assert_eq!(ours.lane.resources().half_open, 0);
-    assert!(ours.events.is_empty());
+    let late = |event: &Event| matches!(event, Event::HandshakeFailed { why: "handshake_timed_out", .. });
+    assert!(ours.events.len() == 20 && ours.events.iter().all(late), "{:?}", ours.events);
     for peer in &mut peers {
         assert!(peer.hear_to_the_end(&mut ours).is_empty());
     }

@@ -238,7 +238,7 @@ fn serve(lane: &dyn Lane, nature: Nature, watch: &Watch) {
                     }
                 }
                 Event::Disconnected { qp, .. } => drop(conns.remove(&qp)),
-                Event::Rejected { .. } | Event::Written { .. } => {}
+                Event::HandshakeFailed { .. } | Event::Rejected { .. } | Event::Written { .. } => {}
             }
         }
         conns.retain(|_, conn| match conn.drive(&mut values, watch, now) {

@@ -7,6 +7,7 @@
 use crate::actors::StartError;
 use crate::actors::disk_tail::TailMetrics;
 use crate::fabric::staging::Staging;
+use crate::fabric::{self, Resources};
 use crate::metrics::{CloseCounts, ConnectionCounts, Count, Metrics, NativeCounts};
 use crate::store::{Counters, Gauges, Store};
 use actix_web::dev::ServerHandle;
@@ -19,8 +20,8 @@ use prometheus_client::registry::{Registry, Unit};
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 /// What the port shows; clones show the same.
 #[derive(Clone, Debug)]
@@ -30,6 +31,8 @@ pub struct Views {
     pub tails: Arc<TailMetrics>,
     /// One for each lane.
     pub staging: Vec<Staging>,
+    /// Lanes of native doors, for as long as those live.
+    pub fabrics: Vec<Weak<dyn fabric::Lane>>,
     /// Set once a shutdown has begun.
     pub draining: Arc<AtomicBool>,
 }
@@ -54,6 +57,7 @@ impl Collector for Views {
         encode_gauges(&mut page, &self.store.gauges())?;
         encode_counters(&mut page, self.store.counters())?;
         encode_staging(&mut page, &self.staging)?;
+        encode_fabrics(&mut page, &self.fabrics)?;
         encode_metrics(&mut page, &self.metrics)?;
         encode_tails(&mut page, &self.tails)?;
         encode_process(&mut page)
@@ -195,6 +199,23 @@ fn encode_staging(page: &mut Page<'_>, staging: &[Staging]) -> fmt::Result {
     page.gauge("staging_free_buffers", "Those that nobody has", None, sum(Staging::available))
 }
 
+fn encode_fabrics(page: &mut Page<'_>, lanes: &[Weak<dyn fabric::Lane>]) -> fmt::Result {
+    let mut sum = Resources::default();
+    for lane in lanes.iter().filter_map(Weak::upgrade) {
+        let Resources { queue_pairs, regions, half_open, listeners, closing } = lane.resources();
+        sum.queue_pairs += queue_pairs;
+        sum.regions += regions;
+        sum.half_open += half_open;
+        sum.listeners += listeners;
+        sum.closing += closing;
+    }
+    page.gauge("fabric_queue_pairs", "Queue pairs of native doors", None, sum.queue_pairs as u64)?;
+    page.gauge("fabric_regions", "Memory regions that peers may reach", None, sum.regions as u64)?;
+    page.gauge("fabric_half_open", "Peers that have connected and not been answered", None, sum.half_open as u64)?;
+    page.gauge("fabric_listeners", "Addresses that fabrics listen at", None, sum.listeners as u64)?;
+    page.gauge("fabric_closing", "Sockets that wait for a peer's goodbye", None, sum.closing as u64)
+}
+
 fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
     let Metrics { memcache, connections, native, copied, failed_reads, reads_repeated } = metrics;
     for named in memcache.list() {
@@ -205,7 +226,12 @@ fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
         connections;
     page.gauge("connection_current", "Connections open", None, current.get())?;
     page.counter("connection_accepted", "Connections served since the start", None, total.get())?;
-    page.counter("connection_refused", "Connections refused because connections_max were open", None, rejected.get())?;
+    page.counter(
+        "connection_refused",
+        "Peers turned away: no place was free, or a native door could not take them",
+        None,
+        rejected.get(),
+    )?;
     page.gauge("connection_long_line", "Octets of input buffers grown for long lines", BYTES, long_line_bytes.get())?;
     page.counter("connection_received", "Octets received from peers", BYTES, bytes_read.get())?;
     page.counter("connection_sent", "Octets sent to peers", BYTES, bytes_written.get())?;
@@ -406,6 +432,7 @@ mod tests {
             metrics: Arc::default(),
             tails: Arc::default(),
             staging: vec![Staging::new(2).unwrap(), Staging::new(3).unwrap()],
+            fabrics: Vec::new(),
             draining: Arc::default(),
         }
     }

@@ -150,6 +150,8 @@ pub struct BulkWindow {
     /// The segment read last, while windows of it are to come.
     kept: Option<(Arc<Segment>, StagingBuf)>,
     waits_for_staging: bool,
+    /// Slots that wait for the disk, for its connection to see.
+    filling: Arc<AtomicUsize>,
     lane: Lane,
     credit: Option<Addr<CreditManager>>,
     stopping: bool,
@@ -158,8 +160,9 @@ pub struct BulkWindow {
 }
 
 impl BulkWindow {
-    /// Slots of `bufs`, one each. `life` is kept for as long as any of them may be written to.
-    pub fn new(bufs: Vec<LocalBuf>, lane: Lane, life: Life) -> Self {
+    /// Slots of `bufs`, one each. `life` is kept for as long as any of them may be written to; `filling` shows how many of
+    /// them wait for the disk.
+    pub fn new(bufs: Vec<LocalBuf>, lane: Lane, life: Life, filling: Arc<AtomicUsize>) -> Self {
         Self {
             slots: TxSlots::new(u32::try_from(bufs.len()).unwrap_or(u32::MAX)),
             bufs: bufs.into_iter().map(Some).collect(),
@@ -169,6 +172,7 @@ impl BulkWindow {
             next_read: 0,
             kept: None,
             waits_for_staging: false,
+            filling,
             lane,
             credit: None,
             stopping: false,
@@ -196,6 +200,7 @@ impl BulkWindow {
             self.begin(grant, ctx);
         }
         self.start_reads(ctx);
+        self.filling.store(self.jobs.len(), Ordering::Relaxed);
         if self.jobs.is_empty() && self.slots.filling_count() == 0 {
             self.kept = None;
         }

@@ -12,7 +12,7 @@
 //! plain call, [`Attachments::attach`], so that no event can overtake it.
 
 use crate::fabric::spin::Spin;
-use crate::fabric::{self, ConnectRequest, Event, QpNum};
+use crate::fabric::{self, Address, ConnectRequest, Event, QpNum};
 use actix::prelude::*;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,6 +28,14 @@ pub struct Events(pub Vec<Event>);
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Asked(pub ConnectRequest);
+
+/// A peer came and never asked; `why` is one word for counting.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Unmade {
+    pub peer: Address,
+    pub why: &'static str,
+}
 
 /// The actor ends; queue pairs of its lane that live are not served any more.
 #[derive(Debug, Message)]
@@ -46,7 +54,14 @@ pub struct Attachments {
 #[derive(Default)]
 struct Table {
     connections: HashMap<QpNum, Recipient<Events>>,
-    listener: Option<Recipient<Asked>>,
+    listener: Option<Door>,
+}
+
+/// Who takes what peers that are not connected do.
+#[derive(Clone)]
+pub struct Door {
+    pub asked: Recipient<Asked>,
+    pub unmade: Recipient<Unmade>,
 }
 
 impl Attachments {
@@ -62,7 +77,7 @@ impl Attachments {
     }
 
     /// Requests of peers go to `listener`; without one they are rejected.
-    pub fn listen(&self, listener: Option<Recipient<Asked>>) {
+    pub fn listen(&self, listener: Option<Door>) {
         let gone = std::mem::replace(&mut self.table().listener, listener);
         drop(gone);
     }
@@ -90,7 +105,13 @@ impl Attachments {
                 Event::ConnectRequest(request) => {
                     let listener = self.table().listener.clone();
                     if let Some(listener) = listener {
-                        listener.do_send(Asked(request));
+                        listener.asked.do_send(Asked(request));
+                    }
+                }
+                Event::HandshakeFailed { peer, why } => {
+                    let listener = self.table().listener.clone();
+                    if let Some(listener) = listener {
+                        listener.unmade.do_send(Unmade { peer, why });
                     }
                 }
                 event => {

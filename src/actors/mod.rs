@@ -38,14 +38,15 @@ use crate::actors::native_listener::{NativeDoor, NativeListener};
 use crate::actors::store::StoreActor;
 use crate::config::Config;
 use crate::error::Exit;
-use crate::fabric::Address;
 use crate::fabric::staging::{STAGING_BUF_BYTES, Staging};
+use crate::fabric::{Address, iwarp};
 use crate::metrics::Metrics;
 use crate::programs::memcache::engine::Facts;
 use crate::programs::memcache::output::TEXT_BYTES_MAX;
 use crate::programs::memcache::session::{self, INPUT_BYTES, LONG_LINE_BYTES_MAX};
 use crate::store::pool::{PoolDir, PoolError, PoolFiles};
 use crate::store::{Sizes, Store};
+use crate::wire::native::stream::PIPELINE_BYTES_MAX;
 use actix::prelude::*;
 use std::fmt;
 use std::io;
@@ -102,8 +103,9 @@ pub struct MemorySum {
 
 /// Input buffer, text of replies, and the last reply beyond its bound, actor and timers of one busy connection.
 const CONNECTION_BYTES: u64 = (INPUT_BYTES + TEXT_BYTES_MAX) as u64 + (16 << 10);
-/// Actors, text in both directions and sinks of one native connection, without its windows and ring.
-const NATIVE_BYTES: u64 = 64 << 10;
+/// Actors and sinks, input, text of replies, and what its queue pair takes: one busy native connection without its windows
+/// and ring.
+const NATIVE_BYTES: u64 = (64 << 10) + (PIPELINE_BYTES_MAX + iwarp::QUEUE_PAIR_BYTES_MAX) as u64;
 const PROCESS_BYTES: u64 = 32 << 20;
 
 impl MemorySum {
@@ -257,7 +259,9 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         listeners.push(listener.start());
     }
     let mut native_listeners = Vec::new();
+    let mut fabrics = Vec::new();
     for door in native_doors {
+        fabrics.extend(door.lanes().iter().map(Arc::downgrade));
         urls.push(door.url());
         native_addresses.push(door.address());
         let (places, registry, metrics) = (places.clone(), registry.clone(), metrics.clone());
@@ -271,6 +275,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
                 store,
                 metrics: metrics.clone(),
                 tails: tail_metrics,
+                fabrics,
                 staging: lanes.iter().map(|(_, lane)| lane.staging.clone()).collect(),
                 draining: draining.clone(),
             };

@@ -160,6 +160,8 @@ pub struct NativeConnection {
     number: QpNum,
     credit: Addr<CreditManager>,
     bulk: Addr<BulkWindow>,
+    /// Slots that wait for the disk.
+    filling: Arc<AtomicUsize>,
     lane: NativeLane,
     /// With what is given back last.
     own_ring: Ring,
@@ -179,7 +181,7 @@ enum Over {
     Quit,
     LineTooLong,
     End(EndCause),
-    Fabric(&'static str),
+    Fabric(Cause),
     Stalled,
     Idle,
     Shutdown,
@@ -192,7 +194,7 @@ impl Over {
             Self::Quit => "quit",
             Self::LineTooLong => "line_too_long",
             Self::End(end) => end.cause(),
-            Self::Fabric(cause) => cause,
+            Self::Fabric(cause) => word_of(cause),
             Self::Stalled => "stalled",
             Self::Idle => "idle",
             Self::Shutdown => "shutdown",
@@ -250,14 +252,18 @@ impl NativeConnection {
             bulk_at: at(&rx_region, bulk_address),
         };
         let number = qp.number();
-        let (attachments, establishing) = (lane.attachments.clone(), qp.clone());
+        // Who is not established is rejected and was never a connection. No event is missed: the poller of this queue
+        // pair is on this thread, and its turn comes after `attach`.
+        qp.establish(&own.encode())?;
+        let attachments = lane.attachments.clone();
         let limits = Negotiated::between(own.windows, peer.windows);
         let address = Self::create(|ctx| {
             let address = ctx.address();
             let revoker: Revoker = Arc::new(move || address.do_send(Revoked));
             let receiving = RxWindows::new(own.windows, limits);
             let life = Rc::new(Life { _qp: qp.clone(), regions: [ring_region, rx_region], _admission: admission });
-            let bulk = BulkWindow::new(bufs, lane.lane.clone(), life.clone()).start();
+            let filling = Arc::default();
+            let bulk = BulkWindow::new(bufs, lane.lane.clone(), life.clone(), Arc::clone(&filling)).start();
             let metrics = lane.lane.session.metrics.clone();
             let credit = CreditManager::new(Parts {
                 peer,
@@ -304,16 +310,11 @@ impl NativeConnection {
                 number,
                 credit,
                 bulk,
+                filling,
                 lane,
             }
         });
         attachments.attach(number, address.clone().recipient());
-        if let Err(error) = establishing.establish(&own.encode()) {
-            // Its last event, or the lack of one, ends the actor.
-            address.do_send(Kill);
-            attachments.detach(number);
-            return Err(error);
-        }
         Ok(address)
     }
 
@@ -510,7 +511,7 @@ impl NativeConnection {
             Over::LineTooLong => &closed.protocol,
             Over::End(EndCause::FailedRead) => &closed.failed_read,
             Over::End(_) => &closed.protocol,
-            Over::Fabric("peer") => &closed.by_peer,
+            Over::Fabric(Cause::Peer) => &closed.by_peer,
             Over::Fabric(_) => &closed.socket_error,
             Over::Stalled => &closed.stalled,
             Over::Idle => &closed.idle,
@@ -518,9 +519,12 @@ impl NativeConnection {
         };
         count.add(1);
         metrics.native.ends.add(over.cause());
+        let (qp, cause) = (self.number.0, over.cause());
         match &over {
-            Over::End(cause) => tracing::warn!(qp = self.number.0, %cause, "native connection ended"),
-            over => tracing::debug!(qp = self.number.0, cause = over.cause(), "native connection ended"),
+            Over::End(why) => tracing::warn!(qp, cause, %why, "native connection ended"),
+            Over::Fabric(why @ Cause::PeerFault(_)) => tracing::warn!(qp, cause, %why, "native connection ended"),
+            Over::Fabric(why) => tracing::debug!(qp, cause, %why, "native connection ended"),
+            _ => tracing::debug!(qp, cause, "native connection ended"),
         }
         self.exchange.forget();
         self.inbound = Inbound::new(0);
@@ -545,6 +549,10 @@ impl NativeConnection {
         if self.full.is_some_and(|(since, _)| since < stalled_ms) {
             return self.end(ctx, Over::End(EndCause::PipelineTooDeep));
         }
+        if self.filling.load(Ordering::Relaxed) > 0 {
+            // The next octets are the disk's to bring, which it does whatever the peer does: slots are bounded.
+            self.exchange.handle_moved();
+        }
         let half_a_request = self.exchange.is_receiving() || self.machine.is_swallowing();
         let is_its_turn = self.is_sending() || half_a_request && !self.exchange.is_waiting();
         if self.exchange.moved_ms() < stalled_ms && is_its_turn {
@@ -557,6 +565,7 @@ impl NativeConnection {
         self.drive(ctx);
         self.inbound.rest();
         self.outward.outbound.rest();
+        self.qp.rest();
     }
 }
 
@@ -589,7 +598,7 @@ impl Handler<Events> for NativeConnection {
                     if self.over {
                         return ctx.stop();
                     }
-                    return self.end(ctx, Over::Fabric(word_of(&cause)));
+                    return self.end(ctx, Over::Fabric(cause));
                 }
                 // A look at the ring follows in any case.
                 _ => {}

@@ -2,7 +2,7 @@
 //! and gives each to a lane in turn.
 
 use crate::actors::connection::Admission;
-use crate::actors::cq_poller::{self, Asked, Attachments, CqPoller};
+use crate::actors::cq_poller::{self, Asked, Attachments, CqPoller, Unmade};
 use crate::actors::listener::{Refuse, Registry};
 use crate::actors::native_connection::{NativeConnection, NativeLane};
 use crate::actors::{StartError, connection};
@@ -116,7 +116,8 @@ impl NativeListener {
             native_lanes.push((arbiter.clone(), NativeLane { lane, fabric, attachments, config }));
         }
         Self::create(|ctx| {
-            native_lanes[0].1.attachments.listen(Some(ctx.address().recipient()));
+            let door = cq_poller::Door { asked: ctx.address().recipient(), unmade: ctx.address().recipient() };
+            native_lanes[0].1.attachments.listen(Some(door));
             let pollers = native_lanes.iter().map(|(arbiter, lane)| {
                 let (fabric, attachments) = (lane.fabric.clone(), lane.attachments.clone());
                 CqPoller::start_in_arbiter(arbiter, move |_| CqPoller::new(fabric, attachments))
@@ -136,10 +137,14 @@ impl NativeListener {
     }
 
     fn reject(&self, request: ConnectRequest, cause: &'static str) {
+        self.count_rejection(request.peer(), cause);
+        request.reject(cause.as_bytes());
+    }
+
+    fn count_rejection(&self, peer: &Address, cause: &'static str) {
         self.metrics.connections.rejected.add(1);
         self.metrics.native.rejections.add(cause);
-        tracing::debug!(cause, peer = %request.peer(), "native connection rejected");
-        request.reject(cause.as_bytes());
+        tracing::debug!(cause, %peer, "native connection rejected");
     }
 
     fn admit(&mut self, request: ConnectRequest) {
@@ -166,7 +171,7 @@ impl NativeListener {
                 Err(error) => {
                     metrics.connections.rejected.add(1);
                     metrics.native.rejections.add("shortage");
-                    tracing::warn!(%error, "a native connection could not be taken over");
+                    tracing::warn!(cause = "shortage", %error, "native connection rejected");
                 }
             }
         });
@@ -182,6 +187,14 @@ impl Handler<Asked> for NativeListener {
 
     fn handle(&mut self, asked: Asked, _: &mut Self::Context) {
         self.admit(asked.0);
+    }
+}
+
+impl Handler<Unmade> for NativeListener {
+    type Result = ();
+
+    fn handle(&mut self, unmade: Unmade, _: &mut Self::Context) {
+        self.count_rejection(&unmade.peer, unmade.why);
     }
 }
 

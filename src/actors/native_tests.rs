@@ -11,6 +11,7 @@ use crate::fabric::iwarp::Iwarp;
 use crate::fabric::loopback::Loopback;
 use crate::fabric::traced::{Entry, Trace, Traced, What};
 use crate::fabric::{Address, Fabric, Resources, WorkKind};
+use crate::metrics::Causes;
 use crate::store::pool::ExtentId;
 use crate::wire::native::descriptor::{RingGeometry, WindowGeometry};
 use crate::wire::native::record::Record;
@@ -287,6 +288,31 @@ async fn peers_that_vanish_in_the_middle_leave_nothing() {
     }
 }
 
+/// A peer was cut as stalled while all that it waited for was a read of the daemon's own.
+#[actix::test]
+async fn a_read_that_takes_long_is_no_stall_of_the_peer() {
+    let rig = Rig::new(|config| config.timers.stall_timeout = Duration::from_millis(100));
+    let network = Loopback::new();
+    let address = Address::Name("slow".to_owned());
+    let door = Door::open(rig, &network, Arc::new(network.clone()), &address, DEFAULT);
+    let value = Arc::new(octets(2 << 20, 6));
+    door.rig.local.put(b"cold", &value, 0, 0).await.unwrap();
+    door.rig.push_out(b"cold").await;
+    let mut peer = door.connect(DEFAULT).await;
+    door.hold_reads(true).await;
+    peer.get("cold");
+    let start = std::time::Instant::now();
+    while start.elapsed() < Duration::from_millis(600) {
+        peer.turn();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(door.rig.metrics.native.ends.list(), []);
+    door.hold_reads(false).await;
+    assert_value(peer.answer().await, "cold", 0, &value);
+    drop(peer);
+    door.assert_quiet().await;
+}
+
 #[actix::test]
 async fn a_fabric_that_fails_costs_connections_and_nothing_else() {
     let faults = Faults {
@@ -328,6 +354,12 @@ async fn a_fabric_that_fails_costs_connections_and_nothing_else() {
         }
         assert!(whole > 0, "seed {seed}");
         door.assert_quiet().await;
+        // Who was not established was counted as accepted, as rejected and as ended.
+        let native = &door.rig.metrics.native;
+        let sum = |causes: &Causes| causes.list().iter().map(|(_, count)| count).sum::<u64>();
+        assert_eq!(native.total.get(), sum(&native.ends), "{:?}", native.ends.list());
+        assert_eq!(native.total.get() + sum(&native.rejections), 40, "{:?}", native.rejections.list());
+        assert_eq!(native.ends.get("shutdown"), 0, "{:?}", native.ends.list());
     }
 }
 

@@ -32,7 +32,7 @@ pub struct Faults {
     pub hold_per_mille: u32,
     /// Of posts: refused as if the queue were full.
     pub refuse_per_mille: u32,
-    /// Of dials, admissions, allocations and registrations: refused as if memory were short.
+    /// Of dials, admissions, allocations, registrations and `establish`: refused as if memory were short.
     pub shortage_per_mille: u32,
 }
 
@@ -302,6 +302,7 @@ impl QueuePair for FaultyQueuePair {
     }
 
     fn establish(&self, private_data: &[u8]) -> Result<(), FabricError> {
+        self.plan.shortage()?;
         self.inner.establish(private_data)
     }
 
@@ -328,6 +329,10 @@ impl QueuePair for FaultyQueuePair {
     fn kick(&self) {
         lock(&self.held).pass(&*self.inner, &self.plan);
         self.inner.kick();
+    }
+
+    fn rest(&self) {
+        self.inner.rest();
     }
 
     fn disconnect(&self) {

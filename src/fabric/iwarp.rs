@@ -41,6 +41,11 @@ const BELL: u64 = 0;
 const HALF_OPEN_COUNT_MAX: usize = 1024;
 /// Sockets of a lane that wait for a goodbye. One more is closed at once.
 const CLOSING_COUNT_MAX: usize = 1024;
+/// Octets that those sockets still have to send, of a lane. One that has more is closed at once.
+const CLOSING_BYTES_MAX: usize = 4 << 20;
+/// RAM that one queue pair may take besides its regions and buffers: what came in, what goes out (twice, for a buffer that
+/// grows), and a segment of a Read Response.
+pub const QUEUE_PAIR_BYTES_MAX: usize = end::INBOX_BYTES_MAX + 2 * TURN_BYTES_MAX + (64 << 10);
 /// How long a listener rests when the system has no descriptor for the next peer.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -135,9 +140,16 @@ struct LaneState {
     outbox: VecDeque<Event>,
 }
 
+impl LaneState {
+    fn handshake_failed(&mut self, peer: SocketAddr, why: &'static str) {
+        self.outbox.push_back(Event::HandshakeFailed { peer: Address::Socket(peer), why });
+    }
+}
+
 /// A peer that has connected and not sent all of its Request.
 struct HalfOpen {
     stream: TcpStream,
+    peer: SocketAddr,
     listener: SocketAddr,
     inbox: Vec<u8>,
     deadline: Instant,
@@ -207,7 +219,9 @@ impl Closing {
         }
         let writes = closing.sent < closing.rest.len();
         let mut state = lock(&lane.state);
+        let rest_bytes = state.closing.values().map(|closing| closing.rest.len()).sum::<usize>() + closing.rest.len();
         if state.closing.len() < CLOSING_COUNT_MAX
+            && rest_bytes <= CLOSING_BYTES_MAX
             && lane.epoll.change(closing.stream.as_fd(), token, true, writes).is_ok()
         {
             state.closing.insert(token, closing);
@@ -276,7 +290,7 @@ impl IwarpLane {
     /// Takes peers that wait at a listener.
     fn accept(&self, token: u64, listener: &TcpListener, now: Instant) {
         for _ in 0..64 {
-            let (stream, _) = match listener.accept() {
+            let (stream, peer) = match listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {
@@ -294,13 +308,15 @@ impl IwarpLane {
             }
             let mut state = lock(&self.shared.state);
             if state.half_open.len() >= HALF_OPEN_COUNT_MAX {
+                state.handshake_failed(peer, "handshakes_too_many");
                 continue;
             }
             let token = QpNum::next().0;
             if self.shared.epoll.add(stream.as_fd(), token, true, false).is_ok() {
                 let deadline = now + self.options.handshake_timeout;
                 let counted = Counted::new(&self.shared.half_open_count);
-                state.half_open.insert(token, HalfOpen { stream, listener, inbox: Vec::new(), deadline, counted });
+                let half_open = HalfOpen { stream, peer, listener, inbox: Vec::new(), deadline, counted };
+                state.half_open.insert(token, half_open);
             }
         }
     }
@@ -311,21 +327,25 @@ impl IwarpLane {
         let request = match half_open.read() {
             Ok(None) => return,
             Ok(Some(request)) => request,
-            Err(reason) => {
-                tracing::debug!(reason, "a peer did not complete its Request");
+            Err(why) => {
+                let peer = half_open.peer;
                 state.half_open.remove(&token);
-                return;
+                return state.handshake_failed(peer, why);
             }
         };
-        let Some(HalfOpen { stream, listener, counted, .. }) = state.half_open.remove(&token) else { return };
+        let Some(HalfOpen { stream, peer, listener, counted, .. }) = state.half_open.remove(&token) else { return };
         let removed = self.shared.epoll.remove(stream.as_fd());
-        let Ok(peer) = stream.peer_addr() else { return };
         // Nobody could Read; the native door needs it and so does every upper layer here.
         let useless = request.word.is_some_and(|word| word.ird == 0 || word.ord == 0);
-        if removed.is_err() || request.markers || useless {
-            tracing::debug!(%peer, markers = request.markers, "a Request was refused");
+        let refused = match removed {
+            Err(_) => Some("handshake_lost"),
+            Ok(()) if request.markers => Some("markers"),
+            Ok(()) if useless => Some("read_depth"),
+            Ok(()) => None,
+        };
+        if let Some(why) = refused {
             refuse(&stream, &request, &[]);
-            return;
+            return state.handshake_failed(peer, why);
         }
         let private_data = request.private_data.clone();
         let pending = Box::new(Pending { stream, request, _counted: counted });
@@ -335,7 +355,9 @@ impl IwarpLane {
 
     fn expire(&self, now: Instant) {
         let mut state = lock(&self.shared.state);
-        state.half_open.retain(|_, half_open| half_open.deadline > now);
+        let late: Vec<SocketAddr> =
+            state.half_open.extract_if(|_, peer| peer.deadline <= now).map(|(_, late)| late.peer).collect();
+        late.into_iter().for_each(|peer| state.handshake_failed(peer, "handshake_timed_out"));
         state.closing.retain(|_, closing| closing.deadline > now);
         if state.deadlines.values().all(|deadline| *deadline > now) {
             return;
@@ -384,23 +406,23 @@ impl IwarpLane {
 }
 
 impl HalfOpen {
-    /// The Request, once all of it came.
+    /// The Request, once all of it came; or one word for why it never will.
     fn read(&mut self) -> Result<Option<Frame>, &'static str> {
         // One octet more than any Request has shows those that say too much.
         let mut octets = [0; FRAME_BYTES_MIN + MPA_DATA_MAX + 1];
         loop {
             match (&self.stream).read(&mut octets) {
-                Ok(0) => return Err("it closed"),
+                Ok(0) => return Err("handshake_closed"),
                 Ok(len) => self.inbox.extend_from_slice(&octets[..len]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(_) => return Err("it was lost"),
+                Err(_) => return Err("handshake_lost"),
             }
             match Frame::decode(FrameKind::Request, &self.inbox) {
                 Ok(None) => {}
                 Ok(Some((request, len))) if len == self.inbox.len() => return Ok(Some(request)),
-                Ok(Some(_)) => return Err("it sent more than a Request"),
-                Err(_) => return Err("it sent no Request"),
+                Ok(Some(_)) => return Err("handshake_surplus"),
+                Err(_) => return Err("handshake_malformed"),
             }
         }
     }
@@ -662,6 +684,12 @@ impl QueuePair for IwarpQueuePair {
 
     fn kick(&self) {
         self.end.kick();
+    }
+
+    fn rest(&self) {
+        if let Some(link) = &mut lock(&self.end.state).link {
+            link.rest();
+        }
     }
 
     fn disconnect(&self) {

@@ -302,6 +302,9 @@ pub struct Completion {
 pub enum Event {
     /// A peer wants a queue pair.
     ConnectRequest(ConnectRequest),
+    /// A peer came to a listener of this lane and never asked properly: there will be no request of it. `why` is one word
+    /// for counting.
+    HandshakeFailed { peer: Address, why: &'static str },
     /// The queue pair is connected. The initiator sees the responder's private data, the responder none.
     Established { qp: QpNum, private_data: Vec<u8> },
     /// The responder declined. The last event of its queue pair.
@@ -319,7 +322,7 @@ impl Event {
     /// The queue pair it belongs to.
     pub fn qp(&self) -> Option<QpNum> {
         match self {
-            Self::ConnectRequest(_) => None,
+            Self::ConnectRequest(_) | Self::HandshakeFailed { .. } => None,
             Self::Established { qp, .. }
             | Self::Rejected { qp, .. }
             | Self::Completed { qp, .. }
@@ -527,6 +530,9 @@ pub trait QueuePair: Send + Sync + fmt::Debug {
     /// Starts posted work at once, on this thread, as far as it goes in one turn. Events still come from the lane. Without
     /// effect where hardware does the work.
     fn kick(&self);
+
+    /// Gives back memory that a busy time has made grow. For now and then: what is needed again is made anew.
+    fn rest(&self) {}
 
     /// Ends the connection. Requests not completed are flushed: wait for completions first. Octets of completed ones
     /// still reach the peer.

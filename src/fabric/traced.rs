@@ -60,6 +60,10 @@ pub enum What {
         peer: Address,
         private_data: Vec<u8>,
     },
+    HandshakeFailed {
+        peer: Address,
+        why: &'static str,
+    },
     Established,
     Rejected,
     Completed {
@@ -173,6 +177,7 @@ impl Lane for TracedLane {
                 Event::ConnectRequest(request) => {
                     What::ConnectRequest { peer: request.peer().clone(), private_data: request.private_data().to_vec() }
                 }
+                Event::HandshakeFailed { peer, why } => What::HandshakeFailed { peer: peer.clone(), why },
                 Event::Established { .. } => What::Established,
                 Event::Rejected { .. } => What::Rejected,
                 Event::Completed { completion, .. } => What::Completed {
@@ -287,6 +292,10 @@ impl QueuePair for TracedQueuePair {
     fn kick(&self) {
         self.note(What::Kicked);
         self.inner.kick();
+    }
+
+    fn rest(&self) {
+        self.inner.rest();
     }
 
     fn disconnect(&self) {

@@ -70,7 +70,10 @@ impl Builder {
                 command.env_remove(name);
             }
         }
-        command.args(["serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--native", "off"]);
+        command.args(["serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+        if !self.flags.iter().any(|flag| flag == "--native") {
+            command.args(["--native", "off"]);
+        }
         command.args(["--memory", self.memory.as_deref().unwrap_or("64MiB")]);
         command.arg("--pool").arg(format!("{}:{}", pool.display(), self.pool.as_deref().unwrap_or("1GiB")));
         if let Some(path) = &socket {

@@ -42,6 +42,9 @@ pub type Geometry = (u32, u64, u32);
 
 /// One connection.
 pub struct Peer {
+    /// What the server told of itself.
+    #[allow(dead_code, reason = "for who looks at single Writes")]
+    pub server: Descriptor,
     pub lane: Arc<dyn fabric::Lane>,
     pub qp: Box<dyn QueuePair>,
     pub endpoint: Endpoint<Arc<Vec<u8>>, Requester>,
@@ -126,6 +129,7 @@ impl Peer {
             stall_timeout: Duration::from_secs(30),
         };
         Dialled::Connected(Box::new(Self {
+            server,
             lane,
             qp,
             endpoint: Endpoint::new(settings, Requester::new(!server.nonce.is_ours())),
@@ -154,6 +158,12 @@ impl Peer {
 
     pub fn get(&mut self, keys: &str) {
         self.ask(&format!("get {keys}\r\n"), Shape::Values);
+    }
+
+    /// Records of the server that were read.
+    #[allow(dead_code, reason = "for who looks at single Writes")]
+    pub fn consumed(&self) -> usize {
+        self.ring.load(0) as usize
     }
 
     /// One turn. True if something moved.

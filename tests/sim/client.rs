@@ -301,7 +301,7 @@ impl Side for Client {
                 check_cause(&cause);
                 Err(Ending::Lost(cause))
             }
-            Event::ConnectRequest(_) | Event::Written { .. } => Ok(()),
+            Event::ConnectRequest(_) | Event::HandshakeFailed { .. } | Event::Written { .. } => Ok(()),
         }
     }
 

@@ -265,7 +265,10 @@ impl Dial {
                 Event::Disconnected { cause, .. } => {
                     return Err(unreachable(&self.url, ErrorKind::ConnectionRefused, cause.to_string()));
                 }
-                Event::ConnectRequest(_) | Event::Completed { .. } | Event::Written { .. } => {}
+                Event::ConnectRequest(_)
+                | Event::HandshakeFailed { .. }
+                | Event::Completed { .. }
+                | Event::Written { .. } => {}
             }
         }
         if now >= self.deadline {
@@ -383,6 +386,7 @@ impl Link {
                 Event::ConnectRequest(_)
                 | Event::Established { .. }
                 | Event::Rejected { .. }
+                | Event::HandshakeFailed { .. }
                 | Event::Written { .. } => {}
             }
         }

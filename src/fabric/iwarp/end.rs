@@ -20,8 +20,8 @@ use crate::wire::iwarp::rdmap::{Operation, ReadRequest, Reason, Terminate};
 use crate::wire::iwarp::stream::{Fault, Kind, MemoryFault, PeerError, Receiver, Sender};
 
 /// First and largest size of the buffer for what comes in: a turn and one frame.
-const INBOX_BYTES_MIN: usize = 16 << 10;
-const INBOX_BYTES_MAX: usize = TURN_BYTES_MAX + (64 << 10) + 64;
+pub(super) const INBOX_BYTES_MIN: usize = 16 << 10;
+pub(super) const INBOX_BYTES_MAX: usize = TURN_BYTES_MAX + (64 << 10) + 64;
 /// STag of the ready-to-receive frame: some hardware refuses zero, though nobody may look.
 const READY_STAG: u32 = 1;
 /// Where every Read sink is said to be; its STag alone tells them apart.
@@ -124,6 +124,8 @@ pub(super) struct Link {
     is_blocked: bool,
     /// A responder sends nothing before the first frame of the initiator (RFC 5044 §7.1.2(4)).
     may_send: bool,
+    /// That frame was promised: without it the handshake is not over.
+    awaits_ready: bool,
     /// What epoll watches for: (readable, writable).
     interest: (bool, bool),
     message: Message,
@@ -158,6 +160,7 @@ impl Link {
             out: Outbound::default(),
             is_blocked: false,
             may_send: false,
+            awaits_ready: false,
             interest,
             message: Message::None,
             next: 0,
@@ -264,7 +267,11 @@ impl End {
             more = false;
         }
         self.watch(state);
-        let handshake = matches!(state.phase, Phase::Connecting | Phase::Asking);
+        let handshake = match state.phase {
+            Phase::Connecting | Phase::Asking => true,
+            Phase::Connected => state.link.as_ref().is_some_and(|link| link.awaits_ready && !link.may_send),
+            Phase::Dialled(_) | Phase::Admitted(_) | Phase::Ended => false,
+        };
         let timeout = state.attributes.handshake_timeout;
         let mut events = std::mem::take(&mut state.events);
         let ended = matches!(state.phase, Phase::Ended);
@@ -453,6 +460,7 @@ impl End {
         let octets = reply.encode(FrameKind::Reply);
         link.out.frame(|out| out.extend_from_slice(&octets));
         link.begin(&self.options, crc, reads_out, reads_in);
+        link.awaits_ready = word.is_some_and(|word| word.peer_to_peer);
         state.attributes.read_depth = reads_out;
         state.phase = Phase::Connected;
         state.events.push_back(Event::Established { qp: self.number, private_data: Vec::new() });
@@ -633,6 +641,18 @@ impl EndState {
 }
 
 impl Link {
+    /// Gives back what a busy time has made grow, unless it is in use.
+    pub(super) fn rest(&mut self) {
+        if self.start == self.end && self.inbox.len() > INBOX_BYTES_MIN {
+            (self.start, self.end, self.was_filled) = (0, 0, false);
+            self.inbox = Vec::new();
+        }
+        if self.scratch.capacity() > INBOX_BYTES_MIN {
+            self.scratch = Vec::new();
+        }
+        self.out.rest();
+    }
+
     /// Reads once, at most `bytes_max` octets: how many came, and whether the peer has closed.
     fn fill_inbox(&mut self, bytes_max: usize) -> io::Result<(usize, bool)> {
         if self.start == self.end {

@@ -12,6 +12,10 @@ use crate::wire::iwarp::stream::Part;
 
 /// Payloads up to this length are copied beside their header: a slice of their own costs more.
 const COPY_BYTES_MAX: usize = 2048;
+/// Octets that were sent are cut off in steps of this.
+const SENT_BYTES_MAX: usize = 128 << 10;
+/// Octets of the batch's own buffer that are kept at rest.
+const KEPT_BYTES: usize = 16 << 10;
 /// Slices of one system call (`IOV_MAX` is 1,024).
 const CHUNK_COUNT_MAX: usize = 960;
 
@@ -23,7 +27,7 @@ pub(super) type Sequence = u64;
 
 #[derive(Debug)]
 enum Chunk {
-    /// A range of `Outbound::bytes`.
+    /// A range of all that was ever in `Outbound::bytes`.
     Own(Range<usize>),
     /// A range of the payload of a request in flight.
     Payload(Sequence, Range<usize>),
@@ -33,6 +37,8 @@ enum Chunk {
 #[derive(Debug, Default)]
 pub(super) struct Outbound {
     bytes: Vec<u8>,
+    /// Octets that were cut off the front of `bytes`.
+    cut: usize,
     chunks: VecDeque<Chunk>,
     /// Where on the stream each frame of the batch ends.
     frame_ends: VecDeque<u64>,
@@ -93,9 +99,9 @@ impl Outbound {
     }
 
     fn own(&mut self, put: impl FnOnce(&mut Vec<u8>)) {
-        let start = self.bytes.len();
+        let start = self.cut + self.bytes.len();
         put(&mut self.bytes);
-        let end = self.bytes.len();
+        let end = self.cut + self.bytes.len();
         self.queued += (end - start) as u64;
         match self.chunks.back_mut() {
             Some(Chunk::Own(range)) if range.end == start => range.end = end,
@@ -114,7 +120,7 @@ impl Outbound {
                 .chunks
                 .iter()
                 .map(|chunk| match chunk {
-                    Chunk::Own(range) => IoSlice::new(&self.bytes[range.clone()]),
+                    Chunk::Own(range) => IoSlice::new(self.own_octets(range)),
                     Chunk::Payload(sequence, range) => IoSlice::new(&payload_of(*sequence)[range.clone()]),
                 })
                 .collect();
@@ -145,6 +151,29 @@ impl Outbound {
         }
         if self.chunks.is_empty() {
             self.bytes.clear();
+            self.cut = 0;
+            return;
+        }
+        // A peer that takes slowly may keep the batch from ever being empty.
+        let first = self.chunks.iter().find_map(|chunk| match chunk {
+            Chunk::Own(range) => Some(range.start),
+            Chunk::Payload(..) => None,
+        });
+        let sent = first.map_or(self.bytes.len(), |first| first - self.cut);
+        if sent >= SENT_BYTES_MAX {
+            self.bytes.drain(..sent);
+            self.cut += sent;
+        }
+    }
+
+    fn own_octets(&self, range: &Range<usize>) -> &[u8] {
+        &self.bytes[range.start - self.cut..range.end - self.cut]
+    }
+
+    /// Gives back what a long batch has made grow.
+    pub(super) fn rest(&mut self) {
+        if self.chunks.is_empty() && self.bytes.capacity() > KEPT_BYTES {
+            self.bytes = Vec::new();
         }
     }
 
@@ -158,7 +187,7 @@ impl Outbound {
         let mut missing = (end - self.sent) as usize;
         for chunk in &self.chunks {
             let octets = match chunk {
-                Chunk::Own(range) => &self.bytes[range.clone()],
+                Chunk::Own(range) => self.own_octets(range),
                 Chunk::Payload(sequence, range) => &payload_of(*sequence)[range.clone()],
             };
             let part = octets.len().min(missing);
@@ -175,6 +204,36 @@ impl Outbound {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Octets that were sent stayed until a batch was empty, which a peer that takes slowly and asks without pause can
+    /// prevent for ever.
+    #[test]
+    fn a_batch_that_is_never_empty_does_not_grow() {
+        let mut out = Outbound::default();
+        let mut expected = VecDeque::new();
+        for round in 0..2000_u32 {
+            let frame: Vec<u8> = (0..5000).map(|at| (at * 7 + round) as u8).collect();
+            out.frame(|bytes| bytes.extend_from_slice(&frame));
+            expected.extend(frame);
+            if out.pending_bytes() > 20_000 {
+                out.advance(4999);
+                expected.drain(..4999);
+            }
+            assert!(out.bytes.len() <= SENT_BYTES_MAX + out.pending_bytes() + 5000, "{} octets", out.bytes.len());
+        }
+        let found: Vec<u8> = out
+            .chunks
+            .iter()
+            .flat_map(|chunk| match chunk {
+                Chunk::Own(range) => out.own_octets(range).to_vec(),
+                Chunk::Payload(..) => Vec::new(),
+            })
+            .collect();
+        assert!(expected == found);
+        out.advance(found.len());
+        out.rest();
+        assert_eq!((out.bytes.capacity(), out.cut), (0, 0));
+    }
     use crate::wire::iwarp::rdmap::Operation;
     use crate::wire::iwarp::stream::{Receiver, Sender};
 
