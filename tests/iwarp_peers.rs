@@ -30,15 +30,6 @@ impl Ours {
         self.lane.progress(Instant::now(), &mut self.events, 32);
     }
 
-    /// Until the lane has something to do, and without doing it.
-    fn sleep(&self) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let descriptor = tokio::io::unix::AsyncFd::register(self.lane.descriptor()).unwrap();
-            tokio::time::timeout(PATIENCE, descriptor.readable()).await.expect("nothing comes").unwrap().retain_ready();
-        });
-    }
-
     fn until<T>(&mut self, what: &str, mut find: impl FnMut(&mut Vec<Event>) -> Option<T>) -> T {
         let start = Instant::now();
         loop {
@@ -452,7 +443,8 @@ fn whoever_leaves_after_the_reply_sends_the_ready_frame_first() {
     for in_time in [true, false] {
         let mut ours = Ours::new(Options::default());
         let (mut peer, qp, _) = answered(&mut ours, |request| reply_to(request, true).encode(FrameKind::Reply));
-        ours.sleep();
+        // The Reply comes, and is not read yet.
+        sleep(&*ours.lane, Some(Instant::now() + PATIENCE)).unwrap();
         if in_time {
             qp.disconnect();
         } else {
