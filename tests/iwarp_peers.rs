@@ -405,7 +405,10 @@ fn replies_that_do_not_fit_end_the_connection() {
         let mut ours = Ours::new(Options::default());
         let (mut peer, _qp, _) = answered(&mut ours, reply);
         let said = peer.hear_to_the_end(&mut ours);
-        let (segment, _) = Receiver::new(true, 1).next(&said).unwrap().expect("a whole frame");
+        // The peer gets the frame that peer-to-peer mode promised even so.
+        let ready = if reason == Reason::NO_READY_FRAME { Vec::new() } else { write_fpdu(1, 0, b"", true) };
+        let rest = said.strip_prefix(&ready[..]).expect("the ready-to-receive frame comes first");
+        let (segment, _) = Receiver::new(true, 1).next(rest).unwrap().expect("a whole frame");
         let Kind::Terminate(head) = segment.kind else { panic!("{segment:?}") };
         assert_eq!(head.readings().0, reason);
         assert!(matches!(ours.cause(), Cause::PeerFault(_)));
@@ -432,6 +435,41 @@ fn replies_that_do_not_fit_end_the_connection() {
         })
     });
     assert_eq!(said, b"yes");
+}
+
+/// A peer that has agreed to peer-to-peer mode gets its frame and a goodbye, whatever happens here meanwhile.
+#[test]
+fn whoever_leaves_after_the_reply_sends_the_ready_frame_first() {
+    for in_time in [true, false] {
+        let mut ours = Ours::new(Options::default());
+        let (mut peer, qp, _) = answered(&mut ours, |request| reply_to(request, true).encode(FrameKind::Reply));
+        // The Reply comes, and is not read yet.
+        sleep(&*ours.lane, Some(Instant::now() + PATIENCE)).unwrap();
+        if in_time {
+            qp.disconnect();
+        } else {
+            ours.lane.progress(Instant::now() + Duration::from_secs(3600), &mut ours.events, 32);
+        }
+        let cause = ours.cause();
+        assert_eq!(cause, if in_time { Cause::Local } else { Cause::TimedOut });
+        assert_eq!(peer.hear_to_the_end(&mut ours), write_fpdu(1, 0, b"", true));
+        assert!(!ours.events.iter().any(|event| matches!(event, Event::Established { .. })), "{:?}", ours.events);
+        drop((peer, qp));
+        ours.settle();
+    }
+}
+
+/// What comes in one piece with the Reply is not heard less well than what comes later.
+#[test]
+fn a_terminate_glued_to_the_reply_is_heard() {
+    let mut ours = Ours::new(Options::default());
+    let (_peer, _qp, _) = answered(&mut ours, |request| {
+        let mut octets = reply_to(request, true).encode(FrameKind::Reply);
+        Sender::new(true, 1 << 10).put_terminate(&mut octets, &Terminate::bare(Reason::NO_BUFFER));
+        octets
+    });
+    let cause = ours.cause();
+    assert!(matches!(cause, Cause::RefusedByPeer(_)), "{cause:?}");
 }
 
 #[test]

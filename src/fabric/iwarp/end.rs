@@ -237,7 +237,7 @@ impl End {
         if state.failure.is_none() {
             match state.phase {
                 Phase::Connecting if readable || writable => self.finish_connecting(state),
-                Phase::Asking if readable => self.read_reply(state),
+                Phase::Asking if readable => self.take_reply(state),
                 _ => {}
             }
         }
@@ -263,6 +263,9 @@ impl End {
             self.send_handshake(state);
         }
         if let Some(failure) = state.failure.take() {
+            if matches!(state.phase, Phase::Asking) && matches!(failure.cause, Cause::Local | Cause::TimedOut) {
+                self.answer_before_leaving(state);
+            }
             self.close(state, failure, now);
             more = false;
         }
@@ -349,36 +352,41 @@ impl End {
         }
     }
 
-    fn read_reply(&self, state: &mut EndState) {
-        let Some(link) = &mut state.link else { return };
-        let eof = match link.fill_inbox(mpa::FRAME_BYTES_MIN + mpa::PRIVATE_DATA_BYTES_MAX) {
-            Ok((_, eof)) => eof,
-            Err(error) => {
-                state.failure = Some(Failure::lost(error));
-                return;
-            }
-        };
-        let reply = match Frame::decode(FrameKind::Reply, &link.inbox[link.start..link.end]) {
-            Ok(Some((reply, len))) => {
-                link.start += len;
-                reply
-            }
-            Ok(None) => {
-                if eof {
-                    state.failure = Some(Failure::lost("the peer closed during the handshake"));
-                }
-                return;
-            }
-            Err(error) => {
-                state.failure = Some(Cause::PeerFault(error.to_string()).into());
-                return;
-            }
-        };
+    fn take_reply(&self, state: &mut EndState) {
+        let Some(reply) = self.read_reply(state) else { return };
         if reply.rejected {
             self.rejected(state, reply.private_data);
             return;
         }
-        state.failure = self.take_reply(state, reply).err();
+        if let Err(failure) = self.agree(state, &reply) {
+            state.failure = Some(failure);
+            return;
+        }
+        state.events.push_back(Event::Established { qp: self.number, private_data: reply.private_data });
+        // An FPDU may have come with the Reply.
+        self.receive(state, TURN_BYTES_MAX);
+    }
+
+    /// The Reply, once all of it came.
+    fn read_reply(&self, state: &mut EndState) -> Option<Frame> {
+        let link = state.link.as_mut()?;
+        let eof = match link.fill_inbox(mpa::FRAME_BYTES_MIN + mpa::PRIVATE_DATA_BYTES_MAX) {
+            Ok((_, eof)) => eof,
+            Err(error) => {
+                state.failure = Some(Failure::lost(error));
+                return None;
+            }
+        };
+        match Frame::decode(FrameKind::Reply, &link.inbox[link.start..link.end]) {
+            Ok(Some((reply, len))) => {
+                link.start += len;
+                return Some(reply);
+            }
+            Ok(None) if eof => state.failure = Some(Failure::lost("the peer closed during the handshake")),
+            Ok(None) => {}
+            Err(error) => state.failure = Some(Cause::PeerFault(error.to_string()).into()),
+        }
+        None
     }
 
     fn rejected(&self, state: &mut EndState, private_data: Vec<u8>) {
@@ -389,7 +397,9 @@ impl End {
         self.regions.clear();
     }
 
-    fn take_reply(&self, state: &mut EndState, reply: Frame) -> Result<(), Failure> {
+    /// What a Reply settles. The ready-to-receive frame is on its way before anything else can happen, an error of ours
+    /// not excepted: Linux's iWARP connection manager does not survive a connection that ends before that frame.
+    fn agree(&self, state: &mut EndState, reply: &Frame) -> Result<(), Failure> {
         let link = state.link.as_mut().expect("a Reply came over it");
         let fault = |what: &str, reason: Option<Reason>| Failure {
             cause: Cause::PeerFault(what.into()),
@@ -404,24 +414,30 @@ impl End {
         let reads_out = if word.ird == DEPTH_UNSTATED { asked } else { asked.min(usize::from(word.ird)) };
         link.begin(&self.options, self.options.crc || reply.crc, reads_out, asked);
         state.phase = Phase::Connected;
-        if word.peer_to_peer && !word.rtr_write {
-            return Err(fault("no ready-to-receive frame that we could send", Some(Reason::NO_READY_FRAME)));
+        if word.peer_to_peer {
+            if !word.rtr_write {
+                return Err(fault("no ready-to-receive frame that we could send", Some(Reason::NO_READY_FRAME)));
+            }
+            let part = link.sender.tagged(Operation::Write, READY_STAG, 0, 0);
+            let crc = link.sender.crc();
+            link.out.frame(|out| mpa::put_fpdu(out, part.header(), &[], crc));
+            link.is_blocked = !link.out.write(&link.stream, |_| &[]).map_err(Failure::lost)?;
         }
         if reads_out == 0 || word.ord != DEPTH_UNSTATED && usize::from(word.ord) > asked {
             return Err(fault("its read depths do not fit ours", Some(Reason::READ_DEPTH)));
         }
-        if word.peer_to_peer {
-            let part = link.sender.tagged(Operation::Write, READY_STAG, 0, 0);
-            let crc = link.sender.crc();
-            link.out.frame(|out| mpa::put_fpdu(out, part.header(), &[], crc));
-        }
         link.may_send = true;
         state.attributes.read_depth = reads_out;
-        let private_data = reply.private_data;
-        state.events.push_back(Event::Established { qp: self.number, private_data });
-        // An FPDU may have come with the Reply.
-        self.receive(state, TURN_BYTES_MAX);
         Ok(())
+    }
+
+    /// This end leaves during the handshake: a Reply that has come is still answered.
+    fn answer_before_leaving(&self, state: &mut EndState) {
+        if let Some(reply) = self.read_reply(state).filter(|reply| !reply.rejected) {
+            // Why it leaves is settled.
+            let _ = self.agree(state, &reply);
+        }
+        state.failure = None;
     }
 
     /// The responder's answer. The link is there and watched.
@@ -616,7 +632,11 @@ impl End {
             if let Some(terminate) = &failure.terminate {
                 link.sender.put_terminate(&mut rest, terminate);
             }
-            let lost = matches!(failure.cause, Cause::Lost(_) | Cause::TimedOut);
+            let lost = match failure.cause {
+                Cause::Lost(_) => true,
+                Cause::TimedOut => link.awaits_ready,
+                _ => false,
+            };
             if was_connected && !lost {
                 let deadline = now + state.attributes.handshake_timeout;
                 Closing::begin(&self.lane, link.stream, self.number.0, rest, deadline);
