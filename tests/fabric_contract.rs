@@ -1005,6 +1005,47 @@ fn a_sleeping_lane_is_woken(bed: Bed) {
     });
 }
 
+/// A lane that waits for its descriptor's edges is told of all that came, also where a Write takes many turns, none of
+/// which has anything to report.
+fn long_writes_reach_a_lane_that_sleeps_between_turns(bed: Bed) {
+    const LEN: usize = 3 << 19;
+    const COUNT: u64 = 40;
+    let mut world = World::new(bed);
+    let pair = world.pair();
+    let region = pair.far.register(SharedSpan::new(LEN).unwrap(), Access::WRITE).unwrap();
+    let (lane, span) = (world.far.lane.clone(), region.span().clone());
+    let far = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let descriptor = watch(&*lane).unwrap();
+            let mut events = Vec::new();
+            while span.load_u64_acquire(LEN - 8) != COUNT {
+                lane.arm();
+                if lane.progress(Instant::now(), &mut events, 32) || !events.is_empty() {
+                    events.clear();
+                    continue;
+                }
+                let wake = tokio::time::timeout(Duration::from_secs(20), descriptor.readable()).await;
+                wake.expect("it sleeps with octets unread").unwrap().clear_ready();
+            }
+        });
+    });
+    for number in 1..=COUNT {
+        let mut from = buf(&*pair.near, LEN);
+        from.as_mut_slice()[LEN - 8..].copy_from_slice(&number.to_le_bytes());
+        let (key, address) = (region.key(), region.remote().address);
+        let from = Source::Buffer { buf: from, range: 0..LEN };
+        pair.near.post(&mut vec![Work::Write { from, key, address, flags: Flags::SIGNALED }]).unwrap();
+        let start = Instant::now();
+        while !std::mem::take(&mut world.near.events).iter().any(|event| matches!(event, Event::Completed { .. })) {
+            world.near.lane.progress(Instant::now(), &mut world.near.events, 32);
+            assert!(start.elapsed() < PATIENCE);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    far.join().unwrap();
+}
+
 /// Where the owner looks at its memory and finds nothing after the lane went to sleep.
 fn a_word_watched_while_the_lane_sleeps_wakes_it(bed: Bed) {
     let mut world = World::new(bed);
@@ -1108,5 +1149,6 @@ contract!(
     a_thousand_connections_leave_nothing_behind,
     a_sleeping_lane_is_woken,
     a_word_watched_while_the_lane_sleeps_wakes_it,
+    long_writes_reach_a_lane_that_sleeps_between_turns,
     a_listener_has_its_address_alone_and_gives_it_back,
 );

@@ -281,6 +281,7 @@ impl IwarpLane {
                 events: VecDeque::new(),
                 failure: None,
                 question: Vec::new(),
+                has_unread: false,
             }),
         });
         state.ends.insert(end.number.0, Arc::clone(&end));

@@ -50,6 +50,8 @@ pub(super) struct EndState {
     pub(super) failure: Option<Failure>,
     /// Private data of the Request, until the connection is there.
     pub(super) question: Vec<u8>,
+    /// The last turn left octets in the socket.
+    pub(super) has_unread: bool,
 }
 
 pub(super) enum Phase {
@@ -278,6 +280,8 @@ impl End {
         let timeout = state.attributes.handshake_timeout;
         let mut events = std::mem::take(&mut state.events);
         let ended = matches!(state.phase, Phase::Ended);
+        // A lane that slept now might never be woken: who waits for the descriptor's edges is not told of what was there.
+        let has_unread = !ended && state.has_unread;
         drop(guard);
         let mut lane = lock(&self.lane.state);
         lane.outbox.append(&mut events);
@@ -293,7 +297,7 @@ impl End {
         if more {
             self.mark_ready();
         }
-        more
+        more || has_unread
     }
 
     fn watch(&self, state: &mut EndState) {
@@ -485,6 +489,7 @@ impl End {
     /// Takes what the socket has, at most `bytes_max` octets.
     fn receive(&self, state: &mut EndState, bytes_max: usize) {
         let mut budget = bytes_max;
+        state.has_unread = false;
         loop {
             if let Err(failure) = self.take_frames(state) {
                 state.failure = Some(failure);
@@ -493,6 +498,7 @@ impl End {
             let Some(link) = &mut state.link else { return };
             // A read that left room has taken all there was; epoll tells of what comes later.
             if budget == 0 || budget < bytes_max && !link.was_filled {
+                state.has_unread = link.was_filled;
                 return;
             }
             match link.fill_inbox(budget) {
