@@ -20,15 +20,19 @@ use crate::error::Exit;
 use crate::fabric::Address;
 use crate::wire::native::descriptor::{RingGeometry, WindowGeometry};
 
+pub use crate::machine::numa::Pin;
 pub use file::machine_memory_bytes;
 use file::{File, Machine};
 #[cfg(not(feature = "verbs"))]
 pub use native::NO_VERBS;
 pub use native::{NativeAddress, NativeFabric};
+pub use network::Network;
 pub use units::{Auto, ByteSize, Switch, TimeSpan};
 
 mod file;
 mod native;
+mod network;
+mod pin;
 mod units;
 
 const KIB: u64 = 1 << 10;
@@ -56,6 +60,8 @@ pub struct Config {
     pub native: NativeConfig,
     /// Threads that serve connections, at least 1.
     pub lanes: usize,
+    /// Which cores those threads run on.
+    pub pin: Pin,
 }
 
 /// Where the doors and the admin port listen.
@@ -119,6 +125,9 @@ pub struct NativeConfig {
     pub ring: RingGeometry,
     /// Connections of one native door.
     pub connections_max: usize,
+    /// Networks whose peers are admitted; empty: everybody who reaches a door. A door on a loopback address is reached
+    /// from this host alone and does not ask.
+    pub allow: Vec<Network>,
 }
 
 /// Timers.
@@ -167,12 +176,14 @@ pub struct Flags {
     pub memcache: Option<Vec<SocketAddr>>,
     pub unix: Option<Vec<PathBuf>>,
     pub native: Option<Vec<NativeAddress>>,
+    pub native_allow: Vec<Network>,
     pub admin: Option<Switch<SocketAddr>>,
     pub pools: Vec<PoolConfig>,
     pub memory: Option<ByteSize>,
     pub head: Option<ByteSize>,
     pub value_max: Option<ByteSize>,
     pub lanes: Option<usize>,
+    pub pin: Option<Pin>,
     pub log_level: Option<String>,
     pub log_format: Option<LogFormat>,
 }
@@ -324,6 +335,10 @@ impl Flags {
         if let Some(addresses) = &self.native {
             layer.push(("listen.native", addresses.iter().map(NativeAddress::to_string).collect::<Vec<_>>().into()));
         }
+        if !self.native_allow.is_empty() {
+            let networks = self.native_allow.iter().map(Network::to_string).collect::<Vec<_>>();
+            layer.push(("native.allow", networks.into()));
+        }
         if let Some(admin) = &self.admin {
             layer.push(("listen.admin", admin.to_string().into()));
         }
@@ -346,6 +361,9 @@ impl Flags {
         }
         if let Some(lanes) = self.lanes {
             layer.push(("lanes", lanes.to_string().into()));
+        }
+        if let Some(pin) = &self.pin {
+            layer.push(("pin", pin.to_string().into()));
         }
         if let Some(level) = &self.log_level {
             layer.push(("log.level", level.clone().into()));
@@ -580,9 +598,9 @@ mod tests {
 
     #[test]
     fn printed_settings_read_back_the_same() {
-        let toml = "lanes = 3\n[listen]\nunix = [\"/run/b.sock\"]\nadmin = \"off\"\n[store]\nmemory = \"100MiB\"\n\
+        let toml = "lanes = 3\npin = [4, 2]\n[listen]\nunix = [\"/run/b.sock\"]\nadmin = \"off\"\n[store]\nmemory = \"100MiB\"\n\
             value_max = 1000001\npinned_share = 0.5\npools = [\"/a:4GiB\", { dir = \"/b:7\" }]\n\
-            [timers]\nidle_timeout = \"1500ms\"\n[log]\nformat = \"json\"";
+            [timers]\nidle_timeout = \"1500ms\"\n[native]\nallow = [\"10.0.0.0/8\", \"::1\"]\n[log]\nformat = \"json\"";
         for toml in ["", toml] {
             let settings = load(toml, &[], &Flags::default()).unwrap();
             assert_eq!(load(&settings.to_toml(), &[], &Flags::default()).unwrap(), settings);
@@ -603,6 +621,8 @@ mod tests {
     fn every_kind_of_value_can_come_from_the_environment() {
         let environment = [
             ("BULKHEAD_LANES", "2"),
+            ("BULKHEAD_PIN", "0,2-3"),
+            ("BULKHEAD_NATIVE__ALLOW", "10.0.0.0/8, fd00::/8"),
             ("BULKHEAD_LISTEN__MEMCACHE", "127.0.0.1:1, [::1]:2"),
             ("BULKHEAD_LISTEN__UNIX", "/run/b.sock"),
             ("BULKHEAD_LISTEN__ADMIN", "off"),
@@ -614,7 +634,8 @@ mod tests {
             ("HOME", "/nowhere"),
         ];
         let daemon = load("", &environment, &Flags::default()).unwrap().daemon;
-        assert_eq!(daemon.lanes, 2);
+        assert_eq!((daemon.lanes, daemon.pin), (2, Pin::Cores(vec![0, 2, 3])));
+        assert_eq!(daemon.native.allow, ["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()]);
         assert_eq!(daemon.listen.memcache, ["127.0.0.1:1".parse().unwrap(), "[::1]:2".parse().unwrap()]);
         assert_eq!(daemon.listen.unix, [PathBuf::from("/run/b.sock")]);
         assert_eq!(daemon.listen.admin, None);
@@ -635,13 +656,16 @@ mod tests {
             memory: Some(ByteSize(16 * MIB)),
             head: Some(ByteSize(64 * KIB)),
             value_max: Some(ByteSize(3)),
+            native_allow: vec!["10.0.0.0/8".parse().unwrap()],
             lanes: Some(5),
+            pin: Some(Pin::Cores(vec![1, 0])),
             log_level: Some("bulkhead=debug".to_owned()),
             log_format: Some(LogFormat::Json),
         };
         let Settings { daemon, log } = load("", &[], &flags).unwrap();
         assert!(daemon.listen.memcache.is_empty() && daemon.listen.admin.is_none());
         assert_eq!(daemon.listen.native, flags.native.unwrap());
+        assert_eq!((daemon.native.allow, Some(daemon.pin)), (flags.native_allow, flags.pin));
         assert_eq!((daemon.listen.unix, daemon.store.pools, daemon.lanes), (flags.unix.unwrap(), flags.pools, 5));
         assert_eq!((daemon.store.memory_bytes, daemon.store.head_bytes), (16 * MIB, 64 * KIB));
         assert_eq!(daemon.store.value_bytes_max, 3);
@@ -706,6 +730,10 @@ mod tests {
             ("[timers]\nstall_timeout = 5", "5"),
             ("[listen]\nadmin = \"localhost\"", "localhost"),
             ("[log]\nformat = \"xml\"", "xml"),
+            ("[native]\nallow = [\"10.0.0.1/8\"]", "10.0.0.1/8"),
+            ("pin = \"everywhere\"", "everywhere"),
+            ("pin = []", "pin"),
+            ("pin = [-1]", "-1"),
         ] {
             let text = refusal(toml);
             assert!(text.contains(value), "{toml}: {text}");

@@ -8,7 +8,8 @@ use std::process::ExitCode;
 pub enum Exit {
     /// Everything asked for was done.
     Done = 0,
-    /// A miss, a refusal by the server, or a local file that could not be read or written to its end.
+    /// A miss, a refusal by the server, a local file that could not be read or written to its end, or trouble that `doctor`
+    /// found.
     Refused = 1,
     /// The command line makes no sense (`EX_USAGE`).
     Usage = 64,

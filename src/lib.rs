@@ -8,6 +8,7 @@ pub mod client;
 pub mod config;
 pub mod error;
 pub mod fabric;
+pub mod machine;
 pub mod metrics;
 pub mod programs;
 pub mod store;

@@ -514,8 +514,10 @@ fn every_cause_is_met_counted_and_logged() {
 
     // Records.
     raws("five windows of four", "window_overrun", DEFAULT, &|raw| {
+        // All seen at once, so none of them can have been given back.
         let ready = |n| Record::Ready { sequence: BulkSequence::new(n).unwrap(), len: NonZeroU32::MIN };
-        let slots: Vec<u8> = (1..=5).flat_map(|n| slot_of(&ready(n), n)).collect();
+        let mut slots = slot_of(&Record::Inline(b"set k 0 0 9\r\n"), 1).to_vec();
+        slots.extend((1..=5).flat_map(|n| slot_of(&ready(n), n + 1)));
         raw.write_ring(SLOTS_OFFSET as u64, &slots);
     });
     raws("a window without a header", "stray_ready", DEFAULT, &|raw| raw.body(b"abc"));

@@ -19,7 +19,7 @@
 //! Its mailbox is used by `do_send` alone: `Fill` for each place of the connection, one answer for each read.
 
 use crate::actors::connection::Lane;
-use crate::actors::credit_manager::{CreditManager, Failed, Filled};
+use crate::actors::credit_manager::{Failed, Filled};
 use crate::actors::disk_tail::{ReadTail, TailError, TailRead};
 use crate::actors::slot_memory::SlotMemory;
 use crate::fabric::LocalBuf;
@@ -87,10 +87,13 @@ pub struct SlotsRetired(pub Vec<(TxSlot, Option<LocalBuf>)>);
 #[rtype(result = "()")]
 pub struct Cancel(pub Vec<Ticket>);
 
-/// Filled from by name: who it is that fills has to be known before it starts.
-#[derive(Debug, Message)]
+/// Who gets what is filled: known only once this actor is.
+#[derive(Message)]
 #[rtype(result = "()")]
-pub struct Serve(pub Addr<CreditManager>);
+pub struct Serve {
+    pub filled: Recipient<Filled>,
+    pub failed: Recipient<Failed>,
+}
 
 /// Fill nothing more, and end as soon as the disk has given back what is of slots.
 #[derive(Debug, Message)]
@@ -153,7 +156,7 @@ pub struct BulkWindow {
     /// Slots that wait for the disk, for its connection to see.
     filling: Arc<AtomicUsize>,
     lane: Lane,
-    credit: Option<Addr<CreditManager>>,
+    credit: Option<Serve>,
     stopping: bool,
     /// Dropped after all memory above.
     _life: Life,
@@ -402,7 +405,7 @@ impl BulkWindow {
                 self.lane.session.store.drop_lost(piece.value.pinned().object());
                 if let Some(credit) = &self.credit {
                     messages.add(1);
-                    credit.do_send(Failed { ticket });
+                    credit.failed.do_send(Failed { ticket });
                 }
             }
             return;
@@ -410,7 +413,7 @@ impl BulkWindow {
         match (self.slots.handle_filled(ticket), &self.credit) {
             (Some(slot), Some(credit)) => {
                 messages.add(1);
-                credit.do_send(Filled { ticket, slot, buf });
+                credit.filled.do_send(Filled { ticket, slot, buf });
             }
             (Some(slot), None) => {
                 self.bufs[index as usize] = Some(buf);
@@ -429,7 +432,7 @@ impl Handler<Serve> for BulkWindow {
     type Result = ();
 
     fn handle(&mut self, serve: Serve, _: &mut Self::Context) {
-        self.credit = Some(serve.0);
+        self.credit = Some(serve);
     }
 }
 

@@ -1,28 +1,100 @@
-//! `CqPoller`: one lane of a fabric. The only one that polls it; many connections share it.
+//! `CqPoller`: one lane of a fabric. The only one that polls: the lane's completions and the rings of its connections.
 //!
 //! ```text
-//!   progress, up to 32 events -> one Events(batch) per connection -> yield -+
-//!       ^                                                                   |
-//!       +------ more to do, or events came <--------------------------------+
+//!   progress, up to 32 events ---> for each connection with news: its ring, up to 128 records
+//!       ^                              |
+//!       |                              v
+//!       |                          one Events(batch) each: completions, what the records brought, the end
+//!       |                              |
+//!       +---- more to do, or news <- yield
 //!       |
-//!       +-- arm, progress once more: nothing -> park: descriptor readable, or the lane's deadline
+//!       +-- arm, progress once more: nothing -> park: descriptor, bell, or the lane's deadline
 //! ```
 //!
-//! A parked lane costs nothing, however many idle connections it has. Who gets the events of a queue pair is said by a
-//! plain call, [`Attachments::attach`], so that no event can overtake it.
+//! A connection sees one ordered history: whatever its peer wrote before it went comes before [`TransportEvent::Disconnected`].
+//! A parked lane costs nothing, however many idle connections it has. A ring is looked at when the fabric has news of its
+//! queue pair, when it was left with more, or when its connection [says](Attachments::wake) that there is room again. A ring that is empty
+//! is [watched](fabric::MemoryRegion::watch), for fabrics that do not report each Write.
+//!
+//! Who gets the news of a queue pair is said by a plain call, [`Attachments::attach`], so that no event can overtake it.
 
 use crate::fabric::spin::Spin;
-use crate::fabric::{self, Address, ConnectRequest, Event, QpNum};
+use crate::fabric::{self, Address, Cause, Completion, ConnectRequest, Event, QpNum, WorkKind};
+use crate::wake::Wake;
+use crate::wire::native::intake::Reading;
+use crate::wire::native::poison::Poison;
+use crate::wire::native::window::RxLease;
+use crate::wire::seq::BulkSequence;
 use actix::prelude::*;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tokio::time::timeout_at;
 
-/// What happened to one queue pair, in order.
+/// Events taken in one turn.
+const EVENTS_PER_TURN: usize = 32;
+/// Connections that are served in one turn. Not fewer than events, so that what waits does not pile up.
+const CONNECTIONS_PER_TURN: usize = EVENTS_PER_TURN;
+/// Records taken out of one ring in one turn.
+const RECORDS_PER_TURN: usize = 128;
+
+/// What happened to one connection.
+#[derive(Debug)]
+pub enum TransportEvent {
+    /// The next so many octets of the peer's text: they follow each other in [`Batch::text`].
+    Inline(usize),
+    /// A window holds octets.
+    BulkReady(RxLease),
+    /// The peer gave windows of its own back.
+    Released(BulkSequence),
+    /// The ring is stopped at text for which there is no room. Said once; the next record says that it goes on.
+    Stopped,
+    /// A Write of ours ended: a slot was sent from, or control records are on their way.
+    WriteDone(Completion),
+    /// A Read of ours ended.
+    ReadDone(Completion),
+    /// A Send of ours ended.
+    SendDone(Completion),
+    /// The peer's Send filled a Receive, or it was flushed.
+    Received(Completion),
+    /// The peer broke the protocol of the ring, which is not read any more.
+    Poisoned(Poison),
+    /// The queue pair has ended. Nothing follows.
+    Disconnected(Cause),
+}
+
+/// What happened, in order.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// The octets of all [`TransportEvent::Inline`].
+    pub text: Vec<u8>,
+    pub events: Vec<TransportEvent>,
+}
+
+impl Batch {
+    /// Adds text.
+    pub fn inline(&mut self, text: &[u8]) {
+        self.text.extend_from_slice(text);
+        match self.events.last_mut() {
+            Some(TransportEvent::Inline(len)) => *len += text.len(),
+            _ => self.events.push(TransportEvent::Inline(text.len())),
+        }
+    }
+
+    /// Adds an event.
+    pub fn push(&mut self, event: TransportEvent) {
+        self.events.push(event);
+    }
+}
+
+/// What happened to one connection in one turn.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
-pub struct Events(pub Vec<Event>);
+pub struct Events {
+    /// Number of the first event, from 0 for the connection's first: none is missing and none comes twice.
+    pub first: u64,
+    pub batch: Batch,
+}
 
 /// A peer wants a connection.
 #[derive(Debug, Message)]
@@ -42,18 +114,27 @@ pub struct Unmade {
 #[rtype(result = "()")]
 pub struct Stop;
 
-/// Events taken in one turn.
-const EVENTS_PER_TURN: usize = 32;
+/// Memory that a peer puts records into. Whoever has it is the only one to read it.
+pub trait Ring: Send {
+    /// Takes up to `count_max` records and adds what they brought.
+    ///
+    /// # Errors
+    /// [`Poison`]; it is not polled again.
+    fn poll(&mut self, batch: &mut Batch, count_max: usize) -> Result<Reading, Poison>;
+}
 
 /// Who gets what of a lane. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Attachments {
     table: Arc<Mutex<Table>>,
+    bell: Arc<Wake>,
 }
 
 #[derive(Default)]
 struct Table {
-    connections: HashMap<QpNum, Recipient<Events>>,
+    connections: HashMap<QpNum, Attached>,
+    /// Connections to serve, each once.
+    due: VecDeque<QpNum>,
     listener: Option<Door>,
 }
 
@@ -64,15 +145,112 @@ pub struct Door {
     pub unmade: Recipient<Unmade>,
 }
 
-impl Attachments {
-    /// Events of `qp` go to `connection` from now on. Call it before the queue pair is established.
-    pub fn attach(&self, qp: QpNum, connection: Recipient<Events>) {
-        self.table().connections.insert(qp, connection);
+/// One connection.
+struct Attached {
+    connection: Recipient<Events>,
+    ring: Option<Box<dyn Ring>>,
+    batch: Batch,
+    /// Events sent so far.
+    sent: u64,
+    is_due: bool,
+    /// The queue pair has ended; said when the ring is empty.
+    ended: Option<Cause>,
+}
+
+impl Attached {
+    fn take(&mut self, event: Event) {
+        self.batch.push(match event {
+            Event::Completed { completion, .. } => match completion.kind {
+                WorkKind::Write => TransportEvent::WriteDone(completion),
+                WorkKind::Read => TransportEvent::ReadDone(completion),
+                WorkKind::Send => TransportEvent::SendDone(completion),
+                WorkKind::Receive => TransportEvent::Received(completion),
+            },
+            Event::Disconnected { cause, .. } => {
+                self.ended = Some(cause);
+                return;
+            }
+            // A look at the ring follows in any case.
+            Event::Written { .. } | Event::Established { .. } => return,
+            // Of those who dial, or of nobody.
+            Event::Rejected { .. } | Event::ConnectRequest(_) | Event::HandshakeFailed { .. } => return,
+        });
     }
 
-    /// Events of `qp` go nowhere; the buffers they carry are freed.
+    /// Takes records, and sends what has come. True if records are left.
+    fn serve(&mut self) -> bool {
+        let reading = self.ring.as_mut().map(|ring| ring.poll(&mut self.batch, RECORDS_PER_TURN));
+        let more = matches!(reading, Some(Ok(Reading::More)));
+        if let Some(Err(poison)) = reading {
+            self.ring = None;
+            self.batch.push(TransportEvent::Poisoned(poison));
+        }
+        if !more && let Some(cause) = self.ended.take() {
+            // Nobody writes to the ring any more; what it is stopped at is lost with its connection.
+            self.ring = None;
+            self.batch.push(TransportEvent::Disconnected(cause));
+        }
+        if !self.batch.events.is_empty() {
+            let (first, batch) = (self.sent, std::mem::take(&mut self.batch));
+            self.sent += batch.events.len() as u64;
+            self.connection.do_send(Events { first, batch });
+        }
+        more
+    }
+}
+
+impl Table {
+    fn mark_due(&mut self, qp: QpNum) {
+        if let Some(attached) = self.connections.get_mut(&qp)
+            && !std::mem::replace(&mut attached.is_due, true)
+        {
+            self.due.push_back(qp);
+        }
+    }
+
+    /// Serves a number of connections. True if there is more to do.
+    fn serve_due(&mut self) -> bool {
+        for _ in 0..self.due.len().min(CONNECTIONS_PER_TURN) {
+            let Some(qp) = self.due.pop_front() else { break };
+            let Some(attached) = self.connections.get_mut(&qp) else { continue };
+            attached.is_due = attached.serve();
+            if attached.is_due {
+                self.due.push_back(qp);
+            }
+        }
+        !self.due.is_empty()
+    }
+}
+
+impl Attachments {
+    /// News of `qp` goes to `connection` from now on, with what comes into `ring`. Call it before the queue pair is
+    /// established.
+    pub fn attach(&self, qp: QpNum, connection: Recipient<Events>, ring: Option<Box<dyn Ring>>) {
+        let attached = Attached { connection, ring, batch: Batch::default(), sent: 0, is_due: false, ended: None };
+        self.table().connections.insert(qp, attached);
+        // Looking at a ring is what makes the fabric watch it.
+        self.wake(qp);
+    }
+
+    /// The ring of `qp` has room again: it is polled though nothing comes from the fabric.
+    pub fn wake(&self, qp: QpNum) {
+        self.table().mark_due(qp);
+        self.bell.ring();
+    }
+
+    /// The ring of `qp` is not read any more: its connection is over. Other news goes on, up to the last.
+    pub fn silence(&self, qp: QpNum) {
+        let mut table = self.table();
+        let gone = table.connections.get_mut(&qp).and_then(|attached| attached.ring.take());
+        drop(table);
+        drop(gone);
+    }
+
+    /// News of `qp` goes nowhere; the buffers it carries are freed.
     pub fn detach(&self, qp: QpNum) {
-        let gone = self.table().connections.remove(&qp);
+        let mut table = self.table();
+        let gone = table.connections.remove(&qp);
+        drop(table);
         drop(gone);
     }
 
@@ -96,40 +274,36 @@ impl Attachments {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands `events` out: one message per connection, in order of its first event. True if there were any.
+    /// Hands `events` out, and what the rings hold: one message per connection. True if there is more to do, or was news.
     fn hand_out(&self, events: &mut Vec<Event>) -> bool {
-        let any = !events.is_empty();
-        let mut batches: Vec<(QpNum, Vec<Event>)> = Vec::new();
+        let has_news = !events.is_empty();
+        let mut strangers = Vec::new();
+        let mut table = self.table();
         for event in events.drain(..) {
-            match event {
-                Event::ConnectRequest(request) => {
-                    let listener = self.table().listener.clone();
-                    if let Some(listener) = listener {
-                        listener.asked.do_send(Asked(request));
+            match (event.qp(), event) {
+                (_, event @ (Event::ConnectRequest(_) | Event::HandshakeFailed { .. })) => strangers.push(event),
+                (Some(qp), event) => {
+                    if let Some(attached) = table.connections.get_mut(&qp) {
+                        attached.take(event);
+                        table.mark_due(qp);
                     }
                 }
-                Event::HandshakeFailed { peer, why } => {
-                    let listener = self.table().listener.clone();
-                    if let Some(listener) = listener {
-                        listener.unmade.do_send(Unmade { peer, why });
-                    }
-                }
-                event => {
-                    let Some(qp) = event.qp() else { continue };
-                    match batches.iter_mut().find(|(of, _)| *of == qp) {
-                        Some((_, batch)) => batch.push(event),
-                        None => batches.push((qp, vec![event])),
-                    }
+                (None, _) => {}
+            }
+        }
+        let more = table.serve_due();
+        let listener = if strangers.is_empty() { None } else { table.listener.clone() };
+        drop(table);
+        if let Some(listener) = listener {
+            for event in strangers {
+                match event {
+                    Event::ConnectRequest(request) => listener.asked.do_send(Asked(request)),
+                    Event::HandshakeFailed { peer, why } => listener.unmade.do_send(Unmade { peer, why }),
+                    _ => {}
                 }
             }
         }
-        for (qp, batch) in batches {
-            let connection = self.table().connections.get(&qp).cloned();
-            if let Some(connection) = connection {
-                connection.do_send(Events(batch));
-            }
-        }
-        any
+        has_news || more
     }
 }
 
@@ -171,9 +345,15 @@ async fn poll(lane: Arc<dyn fabric::Lane>, attachments: Attachments) {
             tokio::task::yield_now().await;
             continue;
         }
+        let news = async {
+            tokio::select! {
+                ready = readiness.readable() => Some(ready),
+                () = attachments.bell.rung() => None,
+            }
+        };
         let ready = match lane.deadline() {
-            None => Some(readiness.readable().await),
-            Some(deadline) => timeout_at(deadline.into(), readiness.readable()).await.ok(),
+            None => news.await,
+            Some(until) => timeout_at(until.into(), news).await.ok().flatten(),
         };
         match ready {
             Some(Ok(mut guard)) => guard.clear_ready(),

@@ -38,14 +38,21 @@ const MISSED_MAX: usize = 1024;
 #[derive(Debug, Default, Message)]
 #[rtype(result = "()")]
 pub struct Turn {
-    /// Of our requests, in order.
-    pub completions: Vec<Completion>,
-    /// Windows that the peer gave back, in order.
-    pub released: Vec<BulkSequence>,
-    /// Records of the peer.
-    pub record_count: usize,
+    /// What the fabric and the peer did, in order.
+    pub advances: Vec<Advance>,
+    /// The peer sent a record: it is awake.
+    pub is_peer_awake: bool,
     /// What to send next.
     pub places: Vec<Place>,
+}
+
+/// Something moved that posts wait for.
+#[derive(Debug)]
+pub enum Advance {
+    /// A request of ours ended.
+    Done(Completion),
+    /// The peer gave windows back.
+    Released(BulkSequence),
 }
 
 /// A slot holds the octets of a place.
@@ -328,17 +335,17 @@ impl CreditManager {
 
     fn handle_turn(&mut self, turn: Turn) -> Result<(), EndCause> {
         let mut retired = SlotsRetired(Vec::new());
-        for completion in turn.completions {
-            self.handle_completion(completion, &mut retired)?;
+        for advance in turn.advances {
+            match advance {
+                Advance::Done(completion) => self.handle_completion(completion, &mut retired)?,
+                Advance::Released(sequence) => self.egress.handle_released(sequence)?,
+            }
         }
         if !retired.0.is_empty() {
             self.metrics.connections.messages.add(1);
             self.bulk.do_send(retired);
         }
-        for sequence in turn.released {
-            self.egress.handle_released(sequence)?;
-        }
-        if turn.record_count > 0 {
+        if turn.is_peer_awake {
             self.egress.handle_record();
         }
         let mut cancelled = Vec::new();

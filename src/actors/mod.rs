@@ -19,10 +19,14 @@ pub mod connection;
 pub mod cq_poller;
 pub mod credit_manager;
 pub mod disk_tail;
+pub mod gate;
 pub mod listener;
 pub mod local;
 pub mod native_connection;
 pub mod native_listener;
+mod native_memory;
+#[cfg(test)]
+mod native_role_tests;
 #[cfg(test)]
 mod native_tests;
 #[cfg(test)]
@@ -32,14 +36,17 @@ pub mod store;
 
 use crate::actors::connection::Lane;
 use crate::actors::disk_tail::{DiskTail, TailMetrics};
+use crate::actors::gate::Gate;
 use crate::actors::listener::{Door, Listener, Refuse, Registry};
 use crate::actors::local::Local;
 use crate::actors::native_listener::{NativeDoor, NativeListener};
 use crate::actors::store::StoreActor;
-use crate::config::Config;
+use crate::config::{Config, Pin};
 use crate::error::Exit;
 use crate::fabric::staging::{STAGING_BUF_BYTES, Staging};
 use crate::fabric::{Address, iwarp};
+use crate::machine::numa::{self, PlaceError, Placement};
+use crate::machine::{SYSFS, interfaces};
 use crate::metrics::Metrics;
 use crate::programs::memcache::engine::Facts;
 use crate::programs::memcache::output::TEXT_BYTES_MAX;
@@ -58,7 +65,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 /// Why the daemon did not start.
 #[derive(Debug, Error)]
@@ -72,6 +79,10 @@ pub enum StartError {
     Arena { bytes: u64, source: io::Error },
     #[error("cannot make {bytes} octets of staging buffers: {source}")]
     Staging { bytes: u64, source: io::Error },
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    #[error("cannot ask for {what}: {source}")]
+    Machine { what: &'static str, source: io::Error },
     #[error("a lane ended before it began")]
     Lane,
 }
@@ -82,7 +93,8 @@ impl StartError {
         match self {
             Self::Pool(error) => error.exit_code(),
             Self::Bind { .. } => Exit::Unavailable,
-            Self::Arena { .. } | Self::Staging { .. } => Exit::Config,
+            Self::Machine { .. } => Exit::Unavailable,
+            Self::Arena { .. } | Self::Staging { .. } | Self::Place(_) => Exit::Config,
             Self::Lane => Exit::Bug,
         }
     }
@@ -174,6 +186,7 @@ pub struct Handle {
 /// # Errors
 /// [`StartError`]; nothing keeps running then, and no pool was touched unless all addresses were free.
 pub async fn start(config: Config) -> Result<Handle, StartError> {
+    let placement = placement(&config)?;
     let mut doors: Vec<(String, Door)> = Vec::new();
     for address in &config.listen.memcache {
         doors.push(bind_tcp(*address).await?);
@@ -182,9 +195,15 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         doors.push(bind_unix(path)?);
     }
     let mut native_doors = Vec::new();
-    for address in &config.listen.native {
+    for (address, near) in config.listen.native.iter().zip(placement.doors) {
         let fabric = native_listener::fabric_of(address);
-        native_doors.push(NativeDoor::bind(&*fabric, &address.address, &config.native, config.lanes)?);
+        let mut door = NativeDoor::bind(&*fabric, &address.address, &config.native, config.lanes)?;
+        door.keep_to(near);
+        if Gate::is_open(&door.address(), &config.native.allow) {
+            let url = door.url();
+            tracing::warn!(url, "everybody who reaches this door may read and write: native.allow would say who may");
+        }
+        native_doors.push(door);
     }
     let admin_socket = config.listen.admin.map(admin::bind).transpose()?;
 
@@ -216,8 +235,19 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     // From the first lane on nothing fails but the admin port, whose socket is bound already.
     let mut arbiters = Vec::new();
     let mut made = Vec::new();
-    for staging in staging {
+    for (staging, place) in staging.into_iter().zip(placement.lanes) {
         let arbiter = Arbiter::new();
+        if !place.cores.is_empty() {
+            // Before the first actor of the lane, so that its ring and its buffers are touched first where it stays.
+            let (placed, is_placed) = oneshot::channel();
+            arbiter.spawn_fn(move || {
+                if let Err(error) = numa::pin_this_thread(&place.cores) {
+                    tracing::warn!(%error, cores = ?place.cores, "a lane runs wherever it is put");
+                }
+                let _ = placed.send(());
+            });
+            is_placed.await.map_err(|_| StartError::Lane)?;
+        }
         let (drives, depth) = (drives.clone(), config.store.disk_depth);
         let (for_tail, tail_metrics) = (staging.clone(), tail_metrics.clone());
         let tail = DiskTail::start_in_arbiter(&arbiter.handle(), move |_| {
@@ -299,6 +329,38 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         arbiters,
         shutdown_grace: config.timers.shutdown_grace,
     })
+}
+
+/// The addresses that peers come to, native doors first.
+pub fn places_to_come_to(config: &Config) -> Vec<numa::Door> {
+    let native = config.listen.native.iter().map(|native| {
+        let address = match native.address {
+            Address::Socket(address) => Some(address),
+            Address::Name(_) => None,
+        };
+        numa::Door { url: native.to_string(), address, is_on_device: native.is_on_device() }
+    });
+    let memcache = config.listen.memcache.iter().map(|address| numa::Door {
+        url: format!("memcache://{address}"),
+        address: Some(*address),
+        is_on_device: false,
+    });
+    native.chain(memcache).collect()
+}
+
+/// Where lanes run and which of them each native door uses.
+///
+/// # Errors
+/// [`StartError::Place`], [`StartError::Machine`].
+pub fn placement(config: &Config) -> Result<Placement, StartError> {
+    let doors = places_to_come_to(config);
+    if config.pin == Pin::Off {
+        return Ok(Placement::anywhere(config.lanes.max(1), doors.len()));
+    }
+    let failed = |what| move |source| StartError::Machine { what, source };
+    let interfaces = interfaces::interfaces().map_err(failed("the addresses of this host"))?;
+    let allowed = numa::allowed_cores().map_err(failed("the cores of this process"))?;
+    Ok(numa::place(Path::new(SYSFS), &interfaces, &allowed, &config.pin, config.lanes.max(1), &doors)?)
 }
 
 fn make_store(config: &Config, drives: &[Arc<PoolFiles>]) -> Result<Store, StartError> {

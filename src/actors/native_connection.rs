@@ -7,9 +7,9 @@
 //!                              `-- Reserve, Fill, AwaitSpace --> StoreActor, as on the other doors
 //! ```
 //!
-//! It reads the own ring until it is empty, executes requests in order, and decides the order of what is sent; where the
-//! octets of a body come from and when they leave is the others' business. A window of the peer is copied once, straight
-//! into the pages of the value that is arriving, and given back.
+//! It executes requests in order and decides the order of what is sent; what its peer did comes from the poller, in order;
+//! where the octets of a body come from and when they leave is the others' business. A window of the peer is copied once,
+//! straight into the pages of the value that is arriving, and given back.
 //!
 //! The end: the queue pair is told to disconnect, the connection stays, silent, until the fabric has reported its last
 //! event, and `BulkWindow` until the disk has returned its slots. Only then are memory regions and the place among the
@@ -19,12 +19,12 @@
 
 use crate::actors::bulk_window::{self, BulkWindow, Fill, Source};
 use crate::actors::connection::{Admission, Drain, Kill, Lane, Revoked, ask};
-use crate::actors::cq_poller::{Attachments, Events};
-use crate::actors::credit_manager::{self, CreditManager, Finish, PLACES_MAX, Parts, Told, Turn};
+use crate::actors::cq_poller::{Attachments, Batch, Events, TransportEvent};
+use crate::actors::credit_manager::{self, Advance, CreditManager, Finish, PLACES_MAX, Parts, Told, Turn};
+use crate::actors::native_memory::{ControlRegion, RxHalf};
 use crate::actors::store::{Filled, Reserved, SpaceFreed};
 use crate::config::NativeConfig;
-use crate::fabric::{self, Access, Attributes, Cause, ConnectRequest, Event, FabricError, MemoryRegion, QueuePair};
-use crate::fabric::{QpNum, SharedSpan};
+use crate::fabric::{self, Attributes, Cause, ConnectRequest, FabricError, QpNum, QueuePair};
 use crate::programs::memcache::exchange::{Bodies, Exchange, Replies};
 use crate::programs::memcache::session::INPUT_BYTES;
 use crate::store::Pinned;
@@ -32,21 +32,19 @@ use crate::store::claims::Revoker;
 use crate::wire::memcache::parse::CloseReason;
 use crate::wire::memcache::response as reply;
 use crate::wire::native::conversation::{Conversation, Step};
-use crate::wire::native::descriptor::{Descriptor, Negotiated, Nonce, RemoteAddress};
+use crate::wire::native::descriptor::{Descriptor, Negotiated, Nonce};
 use crate::wire::native::endpoint::EndCause;
-use crate::wire::native::poison::Poison;
-use crate::wire::native::record::Record;
-use crate::wire::native::ring::{ControlRing, RingMemory};
+use crate::wire::native::intake::{Intake, RingReader, Room};
+use crate::wire::native::session::{Limits, Load, LookAhead, Over, Session};
 use crate::wire::native::stream::{Inbound, Outbound, PIPELINE_BYTES_MAX, Value};
-use crate::wire::native::window::RxWindows;
 use actix::prelude::*;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Records taken in one turn before others of the lane run.
-const RECORDS_PER_TURN: usize = 512;
+/// Steps of the conversation taken in one turn before others of the lane run.
+const STEPS_PER_TURN: usize = 512;
 /// Text beyond this stops parsing until some has left.
 const TEXT_BYTES_MAX: usize = 64 << 10;
 /// Values that are looked up ahead, besides one for each slot.
@@ -54,36 +52,12 @@ const PINS_AHEAD: usize = 4;
 /// Octets of the two buffers that Reads of the peer's counter land in, each.
 const SINK_BYTES: usize = 4096;
 
-/// The own control region, as its owner sees it.
-struct Ring(Rc<Life>);
-
-impl Ring {
-    fn region(&self) -> &MemoryRegion {
-        &self.0.regions[0]
-    }
-}
-
-impl RingMemory for Ring {
-    fn load(&self, offset: usize) -> u64 {
-        self.region().span().load_u64_acquire(offset)
-    }
-
-    fn store(&self, offset: usize, word: u64) {
-        self.region().span().store_u64_release(offset, word);
-    }
-
-    fn watch(&self, offset: usize, word: u64) {
-        self.region().watch(offset, word);
-    }
-}
-
 /// Answers on their way to their places.
 struct Outward {
     outbound: Outbound<Source>,
     /// Values pinned by what is not in a slot yet.
     pins: Arc<AtomicUsize>,
-    /// More of them are of no use: the slots are full before.
-    pins_ahead_max: usize,
+    ahead: LookAhead,
 }
 
 impl Replies for Outward {
@@ -104,8 +78,7 @@ impl Replies for Outward {
     }
 
     fn is_full(&self, pins_max: usize) -> bool {
-        self.outbound.text_bytes() >= TEXT_BYTES_MAX
-            || self.pins.load(Ordering::Relaxed) >= pins_max.min(self.pins_ahead_max)
+        self.ahead.is_full(self.outbound.text_bytes(), self.pins.load(Ordering::Relaxed), pins_max)
     }
 }
 
@@ -138,23 +111,18 @@ pub struct NativeConnection {
     machine: Conversation,
     inbound: Inbound,
     outward: Outward,
-    ring: ControlRing,
-    windows: RxWindows,
-    own_rx: SharedSpan,
+    session: Session,
     /// Octets of the window at the front that were copied.
     lease_copied: usize,
-    /// Places that can be taken.
-    room: usize,
-    room_max: usize,
-    /// Since when the next record does not fit, and what was read by then.
-    full: Option<(u64, u64)>,
+    /// Tells the poller what was read.
+    room: Room,
+    /// What it was told.
+    read_told: u64,
+    /// Number of the poller's next event.
+    next_event: u64,
     turn: Turn,
     /// A window was given up: its release is due.
     released: bool,
-    ending: Option<Over>,
-    over: bool,
-    finishing: bool,
-    draining: bool,
     turn_is_due: bool,
     qp: Arc<dyn QueuePair>,
     number: QpNum,
@@ -162,44 +130,19 @@ pub struct NativeConnection {
     bulk: Addr<BulkWindow>,
     /// Slots that wait for the disk.
     filling: Arc<AtomicUsize>,
+    /// What the fabric said of the end of the queue pair.
+    gone: Option<Cause>,
     lane: NativeLane,
-    /// With what is given back last.
-    own_ring: Ring,
+    life: Rc<Life>,
 }
 
 /// What is given back last, in this order: not before the disk has returned the last slot it was to fill, so
 /// `BulkWindow` has it too.
 struct Life {
     _qp: Arc<dyn QueuePair>,
-    /// The control ring, the windows.
-    regions: [MemoryRegion; 2],
+    _control: ControlRegion,
+    rx: RxHalf,
     _admission: Admission,
-}
-
-#[derive(Clone, Debug, Eq, PartialEq)]
-enum Over {
-    Quit,
-    LineTooLong,
-    End(EndCause),
-    Fabric(Cause),
-    Stalled,
-    Idle,
-    Shutdown,
-}
-
-impl Over {
-    /// One word for counting.
-    fn cause(&self) -> &'static str {
-        match self {
-            Self::Quit => "quit",
-            Self::LineTooLong => "line_too_long",
-            Self::End(end) => end.cause(),
-            Self::Fabric(cause) => word_of(cause),
-            Self::Stalled => "stalled",
-            Self::Idle => "idle",
-            Self::Shutdown => "shutdown",
-        }
-    }
 }
 
 /// One word for counting.
@@ -225,31 +168,19 @@ impl NativeConnection {
         lane: NativeLane,
         admission: Admission,
     ) -> Result<Addr<Self>, FabricError> {
-        let shortage = |what| move |source| FabricError::System { what, source };
         let NativeConfig { ring, windows, .. } = lane.config;
         let qp: Arc<dyn QueuePair> = Arc::from(lane.fabric.admit(request, Attributes::default())?);
-        let ring_bytes = ring.mapping_bytes(4096);
-        let half = usize::try_from(windows.half_bytes()).unwrap_or(usize::MAX);
-        let own_ring = SharedSpan::new(usize::try_from(ring_bytes).unwrap_or(usize::MAX))
-            .map_err(shortage("map a control ring"))?;
-        let own_rx = SharedSpan::new(half).map_err(shortage("map bulk windows"))?;
-        let ring_region = qp.register(own_ring, Access::BOTH)?;
-        let rx_region = qp.register(own_rx.clone(), Access::WRITE)?;
+        let control = ControlRegion::open(&*qp, ring)?;
+        let rx = RxHalf::open(&*qp, windows)?;
         let bufs = qp.allocate(windows.window_bytes() as usize, windows.window_count() as usize)?;
         let sinks = qp.allocate(SINK_BYTES, 2)?;
-        let at = |region: &MemoryRegion, address| {
-            let key = region.remote().key;
-            RemoteAddress { address, key }
-        };
-        // Addresses of regions are at least 2^32, and a half is shorter.
-        let bulk_address = windows.bulk_address(rx_region.remote().address).ok_or(FabricError::Unaligned)?;
         let own = Descriptor {
             ring,
-            ring_at: at(&ring_region, ring_region.remote().address),
-            ring_bytes: u32::try_from(ring_bytes).unwrap_or(u32::MAX),
+            ring_at: control.address(),
+            ring_bytes: control.mapping_bytes(),
             nonce: Nonce::ours(std::process::id()),
             windows,
-            bulk_at: at(&rx_region, bulk_address),
+            bulk_at: rx.address(),
         };
         let number = qp.number();
         // Who is not established is rejected and was never a connection. No event is missed: the poller of this queue
@@ -257,11 +188,15 @@ impl NativeConnection {
         qp.establish(&own.encode())?;
         let attachments = lane.attachments.clone();
         let limits = Negotiated::between(own.windows, peer.windows);
+        let intake = Intake::new(ring, windows, limits);
+        let releases = intake.releases();
+        let reader = RingReader::new(intake, PIPELINE_BYTES_MAX);
+        let room = reader.room();
+        let own_ring = control.ring(reader);
         let address = Self::create(|ctx| {
             let address = ctx.address();
             let revoker: Revoker = Arc::new(move || address.do_send(Revoked));
-            let receiving = RxWindows::new(own.windows, limits);
-            let life = Rc::new(Life { _qp: qp.clone(), regions: [ring_region, rx_region], _admission: admission });
+            let life = Rc::new(Life { _qp: qp.clone(), _control: control, rx, _admission: admission });
             let filling = Arc::default();
             let bulk = BulkWindow::new(bufs, lane.lane.clone(), life.clone(), Arc::clone(&filling)).start();
             let metrics = lane.lane.session.metrics.clone();
@@ -269,19 +204,24 @@ impl NativeConnection {
                 peer,
                 limits,
                 qp: qp.clone(),
-                releases: receiving.releases(),
+                releases,
                 connection: ctx.address().recipient(),
                 bulk: bulk.clone(),
                 metrics: metrics.clone(),
                 sinks,
             })
             .start();
-            bulk.do_send(bulk_window::Serve(credit.clone()));
+            bulk.do_send(bulk_window::Serve { filled: credit.clone().recipient(), failed: credit.clone().recipient() });
             metrics.connections.total.add(1);
             metrics.connections.current.add(1);
             metrics.native.total.add(1);
             metrics.native.current.add(1);
-            let room_max = PLACES_MAX.min(2 * peer.ring.slot_count() as usize);
+            let timers = &lane.lane.timers;
+            let session = Session::new(Limits {
+                places_max: PLACES_MAX.min(2 * peer.ring.slot_count() as usize),
+                stall_timeout: timers.stall_timeout,
+                idle_timeout: timers.idle_timeout,
+            });
             Self {
                 exchange: Exchange::new(lane.lane.session.clone(), revoker),
                 machine: Conversation::new(),
@@ -289,32 +229,30 @@ impl NativeConnection {
                 outward: Outward {
                     outbound: Outbound::new(limits.fragment_bytes_max),
                     pins: Arc::default(),
-                    pins_ahead_max: own.windows.window_count() as usize + PINS_AHEAD,
+                    ahead: LookAhead {
+                        text_bytes_max: TEXT_BYTES_MAX,
+                        pins_max: own.windows.window_count() as usize + PINS_AHEAD,
+                    },
                 },
-                ring: ControlRing::new(own.ring.slot_count()),
-                windows: receiving,
-                own_ring: Ring(life),
-                own_rx,
+                session,
                 lease_copied: 0,
-                room: room_max,
-                room_max,
-                full: None,
+                room,
+                read_told: 0,
+                next_event: 0,
                 turn: Turn::default(),
                 released: false,
-                ending: None,
-                over: false,
-                finishing: false,
-                draining: false,
                 turn_is_due: false,
                 qp,
                 number,
                 credit,
                 bulk,
                 filling,
+                gone: None,
                 lane,
+                life,
             }
         });
-        attachments.attach(number, address.clone().recipient());
+        attachments.attach(number, address.clone().recipient(), Some(Box::new(own_ring)));
         Ok(address)
     }
 
@@ -322,35 +260,44 @@ impl NativeConnection {
         self.lane.lane.session.metrics.connections.messages.add(count);
     }
 
+    fn now(&self) -> Duration {
+        Duration::from_millis(self.lane.lane.session.store.clock().now_ms())
+    }
+
+    /// The work at hand, for the session.
+    fn load(&self) -> Load {
+        let exchange = &self.exchange;
+        Load {
+            is_placing: !self.outward.outbound.is_empty(),
+            is_storing: exchange.is_storing(),
+            is_receiving: exchange.is_receiving() || self.machine.is_swallowing(),
+            is_waiting: exchange.is_waiting(),
+            is_retrieving: exchange.is_retrieving(),
+            moved: Duration::from_millis(exchange.moved_ms()),
+            read: self.inbound.read_bytes(),
+        }
+    }
+
     /// The one place that acts.
     fn drive(&mut self, ctx: &mut Context<Self>) {
-        if self.over {
+        if self.session.is_over() {
             return;
         }
         let taken = self.take_turn(ctx);
         self.hand_on();
+        self.tell_room();
         if let Err(cause) = taken {
             return self.end(ctx, Over::End(cause));
         }
-        if self.draining && !self.is_busy() {
-            self.ending.get_or_insert(Over::Shutdown);
-        }
-        if self.ending.is_some() && !self.finishing && self.outward.outbound.is_empty() {
-            self.finishing = true;
+        if self.session.poll_finish(&self.load()) {
             self.count_messages(1);
             self.credit.do_send(Finish);
         }
     }
 
     fn take_turn(&mut self, ctx: &mut Context<Self>) -> Result<(), EndCause> {
-        let mut records = 0;
-        loop {
-            let taken = self.poll_ring(RECORDS_PER_TURN - records)?;
-            records += taken;
-            let mut moved = taken > 0;
-            while self.ending.is_none() && self.step()? {
-                moved = true;
-            }
+        for _ in 0..STEPS_PER_TURN {
+            let moved = self.session.is_open() && self.step()?;
             while let Some(asked) = self.exchange.poll_ask() {
                 self.count_messages(1);
                 ask(&self.lane.lane, asked, ctx.address());
@@ -358,11 +305,9 @@ impl NativeConnection {
             if !moved {
                 return Ok(());
             }
-            if records == RECORDS_PER_TURN {
-                self.take_another_turn(ctx);
-                return Ok(());
-            }
         }
+        self.take_another_turn(ctx);
+        Ok(())
     }
 
     /// Others of the lane run first.
@@ -376,40 +321,12 @@ impl NativeConnection {
         }
     }
 
-    /// Takes up to `count_max` records out of the own ring and returns how many.
-    fn poll_ring(&mut self, count_max: usize) -> Result<usize, EndCause> {
-        let mut count = 0;
-        while count < count_max {
-            let Some(copy) = self.ring.poll(&self.own_ring).map_err(Poison::from)? else { break };
-            let received = &self.lane.lane.session.metrics.connections.bytes_read;
-            match Record::decode(copy.octets()).map_err(Poison::from)? {
-                Record::Inline(text) => {
-                    if text.len() > self.inbound.room() {
-                        let read = self.inbound.read_bytes();
-                        if self.full.is_none_or(|(_, before)| before != read) {
-                            self.full = Some((self.lane.lane.session.store.clock().now_ms(), read));
-                        }
-                        break;
-                    }
-                    received.add(text.len() as u64);
-                    self.inbound.handle_inline(text);
-                }
-                Record::Ready { sequence, len } => {
-                    received.add(u64::from(len.get()));
-                    let lease = self.windows.handle_ready(sequence, len)?;
-                    self.inbound.handle_ready(lease);
-                }
-                Record::Release { sequence } => self.turn.released.push(sequence),
-            }
-            self.full = None;
-            self.ring.consume(&self.own_ring);
-            count += 1;
+    /// Text that was read makes room for more.
+    fn tell_room(&mut self) {
+        let read = self.inbound.read_bytes();
+        if std::mem::replace(&mut self.read_told, read) != read && self.room.handle_read(read) {
+            self.lane.attachments.wake(self.number);
         }
-        if count > 0 {
-            self.turn.record_count += count;
-            self.exchange.handle_moved();
-        }
-        Ok(count)
     }
 
     /// One step of the conversation. False if nothing can be done now.
@@ -427,7 +344,7 @@ impl NativeConnection {
             Step::NeedMore => return Ok(false),
             Step::Command(command) => {
                 if exchange.execute(command, outward, machine) {
-                    self.ending = Some(Over::Quit);
+                    self.session.handle_ending(Over::Quit);
                 }
             }
             Step::Refused { reply } => {
@@ -437,15 +354,15 @@ impl NativeConnection {
             }
             Step::Body { remaining, len } => return Ok(self.take_body(remaining, len)),
             Step::BodyEnd => exchange.handle_body_end(true, outward),
-            Step::Close(CloseReason::Quit) => self.ending = Some(Over::Quit),
-            Step::Close(_) => self.ending = Some(Over::LineTooLong),
+            Step::Close(CloseReason::Quit) => self.session.handle_ending(Over::Quit),
+            Step::Close(_) => self.session.handle_ending(Over::LineTooLong),
         }
         Ok(true)
     }
 
     /// Copies the window at the front into the value that is arriving. False if there is no room for all of it now.
     fn take_body(&mut self, remaining: u64, len: u32) -> bool {
-        let Some(offset) = self.inbound.lease().map(|lease| lease.offset() as usize) else { return false };
+        let Some(lease) = self.inbound.lease() else { return false };
         let len = len as usize;
         // As on the other doors, only a short value that is at hand goes without a claim.
         let whole = len as u64 == remaining && len <= INPUT_BYTES;
@@ -453,7 +370,7 @@ impl NativeConnection {
             let Some(draft) = self.exchange.poll_draft(whole) else { return false };
             let spare = draft.spare();
             let count = spare.len().min(len - self.lease_copied);
-            self.own_rx.copy_out(offset + self.lease_copied, &mut spare[..count]);
+            self.life.rx.copy_out(lease, self.lease_copied, &mut spare[..count]);
             draft.advance(count);
             self.lane.lane.session.metrics.copied.window_to_arena.add(count as u64);
             self.lease_copied += count;
@@ -468,18 +385,17 @@ impl NativeConnection {
     /// Gives places to what is to be sent, and hands all of it to the others.
     fn hand_on(&mut self) {
         let mut fills = Vec::new();
-        while self.room > 0
+        while self.session.has_room()
             && let Some((place, fill)) = self.outward.outbound.poll_place()
         {
-            self.room -= 1;
+            self.session.handle_place();
             self.turn.places.push(place);
             fills.extend(fill);
         }
         let turn = std::mem::take(&mut self.turn);
         let is_release_due = std::mem::take(&mut self.released);
-        let Turn { completions, released, record_count, places } = &turn;
-        if !completions.is_empty() || !released.is_empty() || *record_count > 0 || !places.is_empty() || is_release_due
-        {
+        let Turn { advances, is_peer_awake, places } = &turn;
+        if !advances.is_empty() || *is_peer_awake || !places.is_empty() || is_release_due {
             self.count_messages(1);
             self.credit.do_send(turn);
         }
@@ -490,20 +406,12 @@ impl NativeConnection {
         }
     }
 
-    /// Something of an answer has not left.
-    fn is_sending(&self) -> bool {
-        !self.outward.outbound.is_empty() || self.room < self.room_max
-    }
-
-    fn is_busy(&self) -> bool {
-        self.is_sending() || self.exchange.is_storing() || self.exchange.is_retrieving()
-    }
-
     /// Nothing more is sent or executed. The queue pair's last event ends the actor.
     fn end(&mut self, ctx: &mut Context<Self>, over: Over) {
-        if std::mem::replace(&mut self.over, true) {
+        if !self.session.end() {
             return;
         }
+        self.lane.attachments.silence(self.number);
         let metrics = &self.lane.lane.session.metrics;
         let closed = &metrics.connections.closed;
         let count = match &over {
@@ -511,7 +419,7 @@ impl NativeConnection {
             Over::LineTooLong => &closed.protocol,
             Over::End(EndCause::FailedRead) => &closed.failed_read,
             Over::End(_) => &closed.protocol,
-            Over::Fabric(Cause::Peer) => &closed.by_peer,
+            Over::Fabric("peer") => &closed.by_peer,
             Over::Fabric(_) => &closed.socket_error,
             Over::Stalled => &closed.stalled,
             Over::Idle => &closed.idle,
@@ -520,10 +428,10 @@ impl NativeConnection {
         count.add(1);
         metrics.native.ends.add(over.cause());
         let (qp, cause) = (self.number.0, over.cause());
-        match &over {
-            Over::End(why) => tracing::warn!(qp, cause, %why, "native connection ended"),
-            Over::Fabric(why @ Cause::PeerFault(_)) => tracing::warn!(qp, cause, %why, "native connection ended"),
-            Over::Fabric(why) => tracing::debug!(qp, cause, %why, "native connection ended"),
+        match (&over, &self.gone) {
+            (Over::End(why), _) => tracing::warn!(qp, cause, %why, "native connection ended"),
+            (_, Some(why @ Cause::PeerFault(_))) => tracing::warn!(qp, cause, %why, "native connection ended"),
+            (_, Some(why)) => tracing::debug!(qp, cause, %why, "native connection ended"),
             _ => tracing::debug!(qp, cause, "native connection ended"),
         }
         self.exchange.forget();
@@ -539,28 +447,13 @@ impl NativeConnection {
     }
 
     fn tick(&mut self, ctx: &mut Context<Self>) {
-        if self.over {
-            return;
-        }
-        let timers = &self.lane.lane.timers;
-        let now_ms = self.exchange.context().store.clock().now_ms();
-        let before = |wait: Duration| now_ms.saturating_sub(wait.as_millis() as u64);
-        let stalled_ms = before(timers.stall_timeout);
-        if self.full.is_some_and(|(since, _)| since < stalled_ms) {
-            return self.end(ctx, Over::End(EndCause::PipelineTooDeep));
-        }
         if self.filling.load(Ordering::Relaxed) > 0 {
             // The next octets are the disk's to bring, which it does whatever the peer does: slots are bounded.
             self.exchange.handle_moved();
         }
-        let half_a_request = self.exchange.is_receiving() || self.machine.is_swallowing();
-        let is_its_turn = self.is_sending() || half_a_request && !self.exchange.is_waiting();
-        if self.exchange.moved_ms() < stalled_ms && is_its_turn {
-            return self.end(ctx, Over::Stalled);
-        }
-        let idle = timers.idle_timeout.is_some_and(|wait| self.exchange.moved_ms() < before(wait));
-        if idle && !self.is_busy() {
-            return self.end(ctx, Over::Idle);
+        let (now, load) = (self.now(), self.load());
+        if let Some(over) = self.session.handle_tick(now, &load) {
+            return self.end(ctx, over);
         }
         self.drive(ctx);
         self.inbound.rest();
@@ -586,28 +479,67 @@ impl Actor for NativeConnection {
     }
 }
 
+impl NativeConnection {
+    /// The peer sent something.
+    fn handle_record(&mut self, bytes: usize) {
+        self.lane.lane.session.metrics.connections.bytes_read.add(bytes as u64);
+        self.session.handle_arrival();
+        self.exchange.handle_moved();
+        self.turn.is_peer_awake = true;
+    }
+
+    /// What comes before an end is done before it.
+    fn end_in_order(&mut self, ctx: &mut Context<Self>, over: Over) {
+        self.drive(ctx);
+        self.end(ctx, over);
+    }
+}
+
 impl Handler<Events> for NativeConnection {
     type Result = ();
 
     fn handle(&mut self, events: Events, ctx: &mut Self::Context) {
         self.count_messages(1);
-        for event in events.0 {
-            match event {
-                Event::Completed { completion, .. } => self.turn.completions.push(completion),
-                Event::Disconnected { cause, .. } => {
-                    if self.over {
-                        return ctx.stop();
-                    }
-                    return self.end(ctx, Over::Fabric(cause));
+        let Events { first, batch: Batch { text, events } } = events;
+        assert_eq!(first, self.next_event, "one history, nothing of it twice or missing");
+        self.next_event += events.len() as u64;
+        let mut text = &text[..];
+        for event in events {
+            if self.session.is_over() {
+                // Buffers that come back are freed.
+                if let TransportEvent::Disconnected(_) = event {
+                    ctx.stop();
                 }
-                // A look at the ring follows in any case.
-                _ => {}
+                continue;
             }
-        }
-        if self.over {
-            // Buffers that come back are freed.
-            self.turn = Turn::default();
-            return;
+            match event {
+                TransportEvent::Inline(len) => {
+                    let (octets, rest) = text.split_at(len);
+                    text = rest;
+                    self.handle_record(len);
+                    self.inbound.handle_inline(octets);
+                }
+                TransportEvent::BulkReady(lease) => {
+                    self.handle_record(lease.len() as usize);
+                    self.inbound.handle_ready(lease);
+                }
+                TransportEvent::Released(sequence) => {
+                    self.handle_record(0);
+                    self.turn.advances.push(Advance::Released(sequence));
+                }
+                TransportEvent::WriteDone(completion)
+                | TransportEvent::ReadDone(completion)
+                | TransportEvent::SendDone(completion)
+                | TransportEvent::Received(completion) => self.turn.advances.push(Advance::Done(completion)),
+                TransportEvent::Stopped => self.session.handle_stopped(self.now(), self.inbound.read_bytes()),
+                TransportEvent::Poisoned(poison) => self.end_in_order(ctx, Over::End(poison.into())),
+                TransportEvent::Disconnected(cause) => {
+                    let over = Over::Fabric(word_of(&cause));
+                    self.gone = Some(cause);
+                    self.end_in_order(ctx, over);
+                    ctx.stop();
+                }
+            }
         }
         self.drive(ctx);
     }
@@ -617,12 +549,12 @@ impl Handler<Told> for NativeConnection {
     type Result = ();
 
     fn handle(&mut self, told: Told, ctx: &mut Self::Context) {
-        if self.over {
+        if self.session.is_over() {
             return;
         }
         match told {
             Told::Posted(count) => {
-                self.room += count;
+                self.session.handle_posted(count);
                 self.exchange.handle_moved();
             }
             Told::Missed(value) => {
@@ -634,7 +566,7 @@ impl Handler<Told> for NativeConnection {
             // The queue pair has ended; its last event is on its way and says why.
             Told::Refused(_) => return self.qp.disconnect(),
             Told::Finished => {
-                let over = self.ending.clone().unwrap_or(Over::Shutdown);
+                let over = self.session.handle_finished();
                 return self.end(ctx, over);
             }
         }
@@ -696,7 +628,7 @@ impl Handler<Drain> for NativeConnection {
     type Result = ();
 
     fn handle(&mut self, _: Drain, ctx: &mut Self::Context) {
-        self.draining = true;
+        self.session.handle_drain();
         self.drive(ctx);
     }
 }

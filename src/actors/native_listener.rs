@@ -1,8 +1,9 @@
-//! `NativeListener`: one bound address of a native door. It judges the descriptors of peers, admits them up to the limits,
-//! and gives each to a lane in turn.
+//! `NativeListener`: one bound address of a native door. It judges addresses and descriptors of peers, admits them up to the
+//! limits, and gives each to a lane in turn.
 
 use crate::actors::connection::Admission;
 use crate::actors::cq_poller::{self, Asked, Attachments, CqPoller, Unmade};
+use crate::actors::gate::{Gate, Verdict};
 use crate::actors::listener::{Refuse, Registry};
 use crate::actors::native_connection::{NativeConnection, NativeLane};
 use crate::actors::{StartError, connection};
@@ -15,6 +16,7 @@ use crate::wire::native::descriptor::Descriptor;
 use actix::prelude::*;
 use std::io;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 use tokio::sync::Semaphore;
 
 /// The loopback network of this process: where `native+loopback:NAME` is.
@@ -40,6 +42,8 @@ pub struct NativeDoor {
     fabric: &'static str,
     listener: Box<dyn fabric::Listener>,
     lanes: Vec<Arc<dyn fabric::Lane>>,
+    /// Indices of the lanes that connections go to.
+    near: Vec<usize>,
     config: NativeConfig,
 }
 
@@ -65,7 +69,17 @@ impl NativeDoor {
         let lanes: Result<Vec<_>, _> = (0..lane_count.max(1)).map(|_| fabric.lane()).collect();
         let lanes = lanes.map_err(failed)?;
         let listener = lanes[0].listen(address).map_err(failed)?;
-        Ok(Self { fabric: fabric.name(), listener, lanes, config: config.clone() })
+        let near = (0..lanes.len()).collect();
+        Ok(Self { fabric: fabric.name(), listener, lanes, near, config: config.clone() })
+    }
+
+    /// Connections go to these lanes alone, those on the NUMA node of the door's device. At first they go to all.
+    ///
+    /// # Panics
+    /// For no lane, or one that there is not.
+    pub fn keep_to(&mut self, lanes: Vec<usize>) {
+        assert!(!lanes.is_empty() && lanes.iter().all(|lane| *lane < self.lanes.len()), "lanes {lanes:?}");
+        self.near = lanes;
     }
 
     /// Its URL, with the port it really has.
@@ -91,6 +105,8 @@ impl NativeDoor {
 pub struct NativeListener {
     door: Option<Box<dyn fabric::Listener>>,
     lanes: Vec<(ArbiterHandle, NativeLane)>,
+    near: Vec<usize>,
+    gate: Gate,
     pollers: Vec<Addr<CqPoller>>,
     turn: usize,
     places: Arc<Semaphore>,
@@ -108,7 +124,8 @@ impl NativeListener {
         registry: Registry,
         metrics: Arc<Metrics>,
     ) -> Addr<Self> {
-        let NativeDoor { listener, lanes: fabric_lanes, config, .. } = door;
+        let NativeDoor { listener, lanes: fabric_lanes, near, config, .. } = door;
+        let gate = Gate::new(&listener.address(), &config.allow);
         let native_places = Arc::new(Semaphore::new(config.connections_max));
         let mut native_lanes = Vec::new();
         for ((arbiter, lane), fabric) in lanes.iter().zip(fabric_lanes) {
@@ -126,6 +143,8 @@ impl NativeListener {
             Self {
                 door: Some(listener),
                 lanes: native_lanes,
+                near,
+                gate,
                 pollers,
                 turn: 0,
                 places,
@@ -151,6 +170,12 @@ impl NativeListener {
         if self.door.is_none() {
             return self.reject(request, "draining");
         }
+        if let Verdict::Refuse { log } = self.gate.judge(request.peer(), Instant::now()) {
+            if let Some(count) = log {
+                tracing::warn!(peer = %request.peer(), count, "native.allow does not name this peer: it is refused");
+            }
+            return self.reject(request, "not_allowed");
+        }
         let peer = match Descriptor::decode(request.private_data()) {
             Ok(peer) => peer,
             Err(error) => return self.reject(request, error.cause()),
@@ -162,7 +187,7 @@ impl NativeListener {
         let id = self.registry.next_id();
         let registry = self.registry.clone();
         let admission: Admission = Box::new((registry.admitted(id, place), native_place));
-        let (arbiter, lane) = self.lanes[self.turn % self.lanes.len()].clone();
+        let (arbiter, lane) = self.lanes[self.near[self.turn % self.near.len()]].clone();
         self.turn += 1;
         let metrics = self.metrics.clone();
         arbiter.spawn(async move {

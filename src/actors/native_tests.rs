@@ -48,6 +48,7 @@ fn native(geometry: Geometry) -> NativeConfig {
         windows: WindowGeometry::new(window_bytes, window_count).unwrap(),
         ring: RingGeometry::new(slots).unwrap(),
         connections_max: PLACES,
+        allow: Vec::new(),
     }
 }
 
@@ -435,6 +436,83 @@ async fn a_megabyte_in_ram_is_four_writes_and_four_ready_records_and_few_message
     assert_eq!(control.len(), 4 + 2, "four READY, a line of {text}, a trailer: {lens:?}");
 }
 
+#[actix::test]
+async fn a_megabyte_set_is_few_messages_and_none_of_them_for_a_window() {
+    let door = Door::loopback(DEFAULT);
+    let mut peer = door.connect(DEFAULT).await;
+    let messages = &door.rig.metrics.connections.messages;
+    let mut counts = Vec::new();
+    for len in [64 << 10, 1 << 20, 4 << 20] {
+        let value = Arc::new(octets(len, 6));
+        let before = messages.get();
+        peer.set("key", 0, &value);
+        assert_eq!(peer.answer().await, line("STORED"));
+        counts.push(messages.get() - before);
+    }
+    // Batches of four windows; the leases in them cost nothing.
+    assert!(counts[0] <= 8 && counts[1] <= 16 && counts[2] <= 64, "{counts:?}");
+}
+
+#[actix::test]
+async fn a_peer_that_asks_and_asks_and_takes_no_answer_is_closed_for_it() {
+    let mut rig = rig();
+    rig.lane.timers.stall_timeout = Duration::from_millis(200);
+    let network = Loopback::new();
+    let address = Address::Name("deep".to_owned());
+    let door = Door::open(rig, &network, Arc::new(network.clone()), &address, DEFAULT);
+    let value = Arc::new(octets(4 << 20, 6));
+    door.rig.local.put(b"k", &value, 0, 0).await.unwrap();
+    let mut peer = door.connect(DEFAULT).await;
+    peer.is_deaf = true;
+    peer.endpoint.outbound.text("get k\r\n".repeat(200_000).as_bytes());
+    peer.end().await;
+    assert_eq!(door.rig.metrics.native.ends.list(), [("pipeline_too_deep", 1)]);
+    drop(peer);
+    door.assert_quiet().await;
+}
+
+/// Only text: a RELEASE behind text without room could not be reached, and such a peer is closed.
+#[actix::test]
+async fn text_beyond_the_input_buffer_is_read_as_answers_leave() {
+    let door = Door::loopback(DEFAULT);
+    let mut peer = door.connect(DEFAULT).await;
+    let count = 80_000;
+    let line = "get nothing-that-could-be-found-here\r\n";
+    (0..count).for_each(|_| peer.endpoint.outbound.text(line.as_bytes()));
+    (0..count).for_each(|_| peer.endpoint.machine.handle_asked(Shape::Values, 0));
+    peer.is_deaf = true;
+    let read = &door.rig.metrics.connections.bytes_read;
+    let mut before = u64::MAX;
+    while read.get() != before {
+        before = read.get();
+        for _ in 0..100 {
+            peer.turn();
+            tokio::time::sleep(Duration::from_micros(200)).await;
+        }
+    }
+    assert!((1 << 20..(line.len() * count) as u64 - 65_536).contains(&before), "{before} octets were taken");
+    peer.is_deaf = false;
+    let answers = peer.answers(count).await;
+    assert!(answers.iter().all(|answer| *answer == Answered::Values(Vec::new())));
+    drop(peer);
+    door.assert_quiet().await;
+}
+
+#[actix::test]
+async fn what_a_peer_wrote_before_it_left_is_done() {
+    let door = Door::loopback(DEFAULT);
+    for round in 0..20 {
+        door.rig.local.put(b"key", &octets(1000, round), 0, 0).await.unwrap();
+        let mut peer = door.connect(DEFAULT).await;
+        peer.endpoint.outbound.text(b"delete key noreply\r\n");
+        peer.turn();
+        peer.qp.disconnect();
+        drop(peer);
+        door.assert_quiet().await;
+        assert!(door.rig.store.peek(b"key", 1).is_none(), "round {round}");
+    }
+}
+
 /// The file that holds piece `index` of `key`, open for writing, and where in it.
 fn place_of(rig: &Rig, key: &[u8], index: usize) -> (std::fs::File, ExtentId) {
     let object = rig.store.peek(key, 1).unwrap();
@@ -446,7 +524,7 @@ fn place_of(rig: &Rig, key: &[u8], index: usize) -> (std::fs::File, ExtentId) {
 }
 
 /// Changes octets of piece `index` of `key` on disk.
-fn spoil(rig: &Rig, key: &[u8], index: usize) {
+pub(super) fn spoil(rig: &Rig, key: &[u8], index: usize) {
     let (file, extent) = place_of(rig, key, index);
     file.write_all_at(&[0xff; 16], extent.byte_offset() + 1000).unwrap();
 }

@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand.
 
 mod bench;
+mod doctor;
 mod get;
 mod part_file;
 mod pool;
@@ -27,10 +28,11 @@ Examples:
   bulkhead serve                                   a daemon: native on port 11212, memcache on 11211
   bulkhead put films/intro intro.mp4 --ttl 7d      store a file
   bulkhead get films/intro -o copy.mp4             fetch it
+  bulkhead doctor                                  would it work on this machine, and if not, why?
   tar c dir | bulkhead put dir.tar -               store what a pipe delivers
 
 Exit codes:
-  0 done   1 miss, refused, or a local file failed   64 usage or unreadable input
+  0 done   1 miss, refused, a local file failed, or doctor found trouble   64 usage or unreadable input
   69 server unreachable, port busy, pool locked or gone   70 bug   76 protocol error
   78 bad configuration or unmarked pool";
 
@@ -51,6 +53,7 @@ enum Command {
     Stat(stat::Args),
     Stats(stats::Args),
     Bench(bench::Args),
+    Doctor(Box<doctor::Args>),
     Pool(pool::Args),
 }
 
@@ -105,6 +108,7 @@ pub fn run() -> Result<Exit, Failure> {
         Command::Stat(args) => stat::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Doctor(args) => doctor::run(*args),
         Command::Pool(args) => pool::run(args),
     }
 }

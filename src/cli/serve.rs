@@ -5,9 +5,11 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use bulkhead::config::{
-    ByteSize, Flags, LogConfig, LogFormat, NativeAddress, PoolConfig, Settings, Switch, machine_memory_bytes,
+    ByteSize, Flags, LogConfig, LogFormat, NativeAddress, Network, Pin, PoolConfig, Settings, Switch,
+    machine_memory_bytes,
 };
 use bulkhead::error::Exit;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -31,12 +33,19 @@ SIGTERM or SIGINT lets transfers in flight finish; a second one ends the daemon 
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// TOML file with any of the keys that configs/bulkhead.toml explains
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
     /// Print the configuration in force as TOML and leave
     #[arg(long)]
     print_config: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+// What a configuration is made of. No doc comment: it would become the text of the command that flattens it.
+#[derive(clap::Args, Debug)]
+pub struct ConfigArgs {
+    /// TOML file with any of the keys that configs/bulkhead.toml explains
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Memcache text over TCP, or `off` (repeatable) [default: 127.0.0.1:11211]
     #[arg(long, value_name = "IP:PORT")]
     memcache: Vec<Switch<SocketAddr>>,
@@ -46,6 +55,9 @@ pub struct Args {
     /// The native protocol over a fabric, or `off` (repeatable) [default: native+iwarp://127.0.0.1:11212]
     #[arg(long, value_name = "URL")]
     native: Vec<Switch<NativeAddress>>,
+    /// Network or address whose peers native doors admit (repeatable) [default: all who reach the door]
+    #[arg(long, value_name = "CIDR")]
+    native_allow: Vec<Network>,
     /// Metrics and health over HTTP, or `off` [default: 127.0.0.1:11290]
     #[arg(long, value_name = "IP:PORT")]
     admin: Option<Switch<SocketAddr>>,
@@ -64,6 +76,9 @@ pub struct Args {
     /// Threads that serve connections [default: cores - 1]
     #[arg(long, value_name = "COUNT")]
     lanes: Option<usize>,
+    /// Which cores they run on: off, auto (the NUMA node of the doors), or cores such as 0,2,8-11 [default: off]
+    #[arg(long, value_name = "CORES")]
+    pin: Option<Pin>,
     /// Filter of events: error, warn, info, debug, trace, also per module [default: info]
     #[arg(long, value_name = "FILTER")]
     log_level: Option<String>,
@@ -72,24 +87,33 @@ pub struct Args {
     log_format: Option<LogFormat>,
 }
 
+impl ConfigArgs {
+    /// All layers together.
+    pub fn load(self) -> Result<Settings, Failure> {
+        // Names and values that are not Unicode cannot be ours: no key and no value of ours is.
+        let environment =
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let flags = Flags {
+            memcache: doors("--memcache", self.memcache)?,
+            native: doors("--native", self.native)?,
+            native_allow: self.native_allow,
+            unix: (!self.unix.is_empty()).then_some(self.unix),
+            admin: self.admin,
+            pools: self.pool,
+            memory: self.memory,
+            head: self.head,
+            value_max: self.value_max,
+            lanes: self.lanes,
+            pin: self.pin,
+            log_level: self.log_level,
+            log_format: self.log_format,
+        };
+        Ok(Settings::load(self.config.as_deref(), environment, &flags)?)
+    }
+}
+
 pub fn run(args: Args) -> Result<Exit, Failure> {
-    // Names and values that are not Unicode cannot be ours: no key and no value of ours is.
-    let environment =
-        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    let flags = Flags {
-        memcache: doors("--memcache", args.memcache)?,
-        native: doors("--native", args.native)?,
-        unix: (!args.unix.is_empty()).then_some(args.unix),
-        admin: args.admin,
-        pools: args.pool,
-        memory: args.memory,
-        head: args.head,
-        value_max: args.value_max,
-        lanes: args.lanes,
-        log_level: args.log_level,
-        log_format: args.log_format,
-    };
-    let settings = Settings::load(args.config.as_deref(), environment, &flags)?;
+    let settings = args.config.load()?;
     if args.print_config {
         print(&settings.to_toml())?;
         return Ok(Exit::Done);
@@ -132,15 +156,9 @@ fn map_long_buffers() {}
 
 /// Allows as many descriptors as the system lets this user have: the usual limit of 1,024 is less than 1,024 connections
 /// and the daemon's own need. A refusal changes nothing.
-#[expect(unsafe_code, reason = "std has no call for limits of the process")]
 fn raise_descriptor_limit() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: getrlimit writes one rlimit to where it is told, setrlimit reads one; `limit` outlives both calls.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-        }
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
     }
 }
 

@@ -15,8 +15,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use super::units::{list, text};
 use super::{
     Auto, ByteSize, Config, ConfigError, GIB, KIB, LimitsConfig, ListenConfig, LogConfig, LogFormat, MEMORY_BYTES_MIN,
-    MEMORY_STEP_BYTES, MIB, NativeAddress, NativeConfig, NativeFabric, PoolConfig, Settings, StoreConfig, Switch,
-    TimeSpan, TimersConfig,
+    MEMORY_STEP_BYTES, MIB, NativeAddress, NativeConfig, NativeFabric, Network, Pin, PoolConfig, Settings, StoreConfig,
+    Switch, TimeSpan, TimersConfig,
 };
 use crate::fabric::Address;
 use crate::wire::native::descriptor::{GeometryError, RingGeometry, WindowGeometry};
@@ -28,6 +28,8 @@ use crate::wire::native::ring::SLOT_BYTES;
 pub(super) struct File {
     #[serde(with = "text")]
     lanes: Auto<usize>,
+    #[serde(with = "super::pin")]
+    pin: Pin,
     listen: ListenSection,
     store: StoreSection,
     limits: LimitsSection,
@@ -45,22 +47,26 @@ struct NativeSection {
     #[serde(with = "text")]
     ring: ByteSize,
     connections_max: usize,
+    #[serde(deserialize_with = "list::deserialize")]
+    allow: Vec<Network>,
 }
 
 impl Default for NativeSection {
     fn default() -> Self {
-        Self { window: ByteSize(256 * KIB), windows: 4, ring: ByteSize(64 * KIB), connections_max: 256 }
+        let (window, ring) = (ByteSize(256 * KIB), ByteSize(64 * KIB));
+        Self { window, windows: 4, ring, connections_max: 256, allow: Vec::new() }
     }
 }
 
 impl NativeSection {
-    fn resolve(&self) -> Result<NativeConfig, ConfigError> {
-        let Self { window, windows, ring, connections_max } = *self;
+    fn resolve(self) -> Result<NativeConfig, ConfigError> {
+        let Self { window, windows, ring, connections_max, allow } = self;
         let wrong = |key, error: GeometryError| ConfigError::Relation(format!("{key}: {error}"));
         Ok(NativeConfig {
             windows: WindowGeometry::new(window.0, windows).map_err(|error| wrong("native.window", error))?,
             ring: RingGeometry::within(ring.0).map_err(|error| wrong("native.ring", error))?,
             connections_max,
+            allow,
         })
     }
 }
@@ -310,7 +316,7 @@ fn user_id() -> u32 {
 impl File {
     /// Every `auto` worked out.
     pub fn resolve(self, machine: &Machine) -> Result<Settings, ConfigError> {
-        let Self { lanes, listen, store, limits, timers, native, log } = self;
+        let Self { lanes, pin, listen, store, limits, timers, native, log } = self;
         let memory_bytes = match store.memory {
             Auto::Set(size) => size.0,
             Auto::Auto => {
@@ -361,6 +367,7 @@ impl File {
             },
             native: native.resolve()?,
             lanes,
+            pin,
         };
         Ok(Settings { daemon, log: LogConfig { level: log.level, format: log.format } })
     }
@@ -368,9 +375,10 @@ impl File {
 
 impl From<&Settings> for File {
     fn from(settings: &Settings) -> Self {
-        let Settings { daemon: Config { listen, store, limits, timers, native, lanes }, log } = settings;
+        let Settings { daemon: Config { listen, store, limits, timers, native, lanes, pin }, log } = settings;
         Self {
             lanes: Auto::Set(*lanes),
+            pin: pin.clone(),
             listen: ListenSection {
                 memcache: listen.memcache.clone(),
                 unix: listen.unix.clone(),
@@ -404,6 +412,7 @@ impl From<&Settings> for File {
                 windows: native.windows.window_count(),
                 ring: ByteSize(u64::from(native.ring.slot_count()) * SLOT_BYTES as u64),
                 connections_max: native.connections_max,
+                allow: native.allow.clone(),
             },
             log: LogSection { level: log.level.clone(), format: log.format },
         }

@@ -31,6 +31,13 @@ pub struct NativeAddress {
     pub address: Address,
 }
 
+impl NativeAddress {
+    /// Whether RDMA devices open it, and not software of this process.
+    pub fn is_on_device(&self) -> bool {
+        !matches!(self.fabric, NativeFabric::Iwarp { .. } | NativeFabric::Loopback)
+    }
+}
+
 impl FromStr for NativeAddress {
     type Err = String;
 

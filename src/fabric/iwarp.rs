@@ -380,8 +380,7 @@ impl IwarpLane {
 
     fn dispatch(&self, ready: Ready, now: Instant) -> bool {
         if ready.token == BELL {
-            self.shared.bell.silence();
-            return false;
+            return self.shared.bell.silence();
         }
         let mut state = lock(&self.shared.state);
         if let Some(end) = state.ends.get(&ready.token).cloned() {

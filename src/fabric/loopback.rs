@@ -230,7 +230,7 @@ impl Lane for LoopbackLane {
 
     fn progress(&self, now: Instant, events: &mut Vec<Event>, events_max: usize) -> bool {
         self.shared.bell.look();
-        self.shared.bell.silence();
+        let was_rung = self.shared.bell.silence();
         let mut state = lock(&self.shared.state);
         while let Some(request) = state.requests.pop_front() {
             state.outbox.push_back(Event::ConnectRequest(request));
@@ -256,7 +256,7 @@ impl Lane for LoopbackLane {
         let mut state = lock(&self.shared.state);
         let count = state.outbox.len().min(events_max);
         events.extend(state.outbox.drain(..count));
-        !state.outbox.is_empty() || !state.ready.is_empty() || !state.requests.is_empty()
+        was_rung || !state.outbox.is_empty() || !state.ready.is_empty() || !state.requests.is_empty()
     }
 
     fn arm(&self) {

@@ -105,11 +105,15 @@ impl Bell {
         let _ = self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, step);
     }
 
-    /// Makes the descriptor silent again.
-    pub(super) fn silence(&self) {
-        if self.rung.swap(false, Ordering::SeqCst) {
+    /// Makes the descriptor silent again. True if it was rung: whoever rang took the arming back, so a lane that goes to
+    /// sleep after this without arming anew is not woken by the next ring.
+    #[must_use]
+    pub(super) fn silence(&self) -> bool {
+        let was_rung = self.rung.swap(false, Ordering::SeqCst);
+        if was_rung {
             let _ = (&self.file).read(&mut [0; 8]);
         }
+        was_rung
     }
 }
 
@@ -232,14 +236,14 @@ mod tests {
         bell.ring();
         bell.ring();
         assert_eq!(tokens(&epoll), [7]);
-        bell.silence();
+        assert!(bell.silence());
         assert!(tokens(&epoll).is_empty());
-        bell.silence();
+        assert!(!bell.silence(), "a lane hears of a ring once");
         bell.arm();
         bell.look();
         bell.ring();
         assert_eq!(tokens(&epoll), [7], "the look after arming does not disarm");
-        bell.silence();
+        assert!(bell.silence());
         bell.arm();
         bell.look();
         bell.look();

@@ -216,6 +216,69 @@ impl PoolDir {
     }
 }
 
+/// What [`PoolDir::open`] would find, and what files there would be like.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Inspection {
+    /// The directory exists; else it would be made.
+    pub exists: bool,
+    /// Bytes the pool may take, a multiple of 1 MiB.
+    pub capacity_bytes: u64,
+    /// Files there do without the page cache.
+    pub is_direct: bool,
+}
+
+/// Looks at `dir` as [`PoolDir::open`] with the same arguments would, and changes nothing. A daemon that starts at the same
+/// moment may find the pool locked.
+///
+/// # Errors
+/// What `open` would say.
+pub fn inspect(dir: &Path, bytes: Option<u64>) -> Result<Inspection, PoolError> {
+    if let Some(asked_bytes) = bytes.filter(|&bytes| bytes < UNIT_BYTES) {
+        return Err(PoolError::TooSmall { asked_bytes });
+    }
+    let exists = match DirState::of(dir)? {
+        DirState::Absent => false,
+        DirState::Empty => return Err(PoolError::Empty { dir: dir.into() }),
+        DirState::Others => return Err(PoolError::Unmarked { dir: dir.into() }),
+        DirState::Marked(mut marker) => {
+            lock(dir, &marker)?;
+            read_marker(dir, &mut marker)?;
+            true
+        }
+    };
+    let from = if dir.is_absolute() { dir.to_owned() } else { Path::new(".").join(dir) };
+    let place = from.ancestors().find(|above| above.is_dir()).unwrap_or(dir);
+    let probe = probe_file(place).map_err(|source| failed("create a file in", place, source))?;
+    let wiped_bytes = if exists { extents_bytes(dir)? } else { 0 };
+    let free_bytes = sys::free_bytes(&probe).map_err(|source| failed("ask for the free space of", place, source))?;
+    let capacity_bytes = capacity(dir, bytes, free_bytes.saturating_add(wiped_bytes))?;
+    let block = probe.set_len(EXTENT_ALIGN).and_then(|()| sys::set_direct(&probe));
+    let is_direct = block.map_err(|source| failed("open O_DIRECT in", place, source))?;
+    Ok(Inspection { exists, capacity_bytes, is_direct })
+}
+
+/// A file in `dir` that has no name, where the file system has such files, or none any more.
+fn probe_file(dir: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    match options.clone().custom_flags(libc::O_TMPFILE).open(dir) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {}
+        opened => return opened,
+    }
+    let path = dir.join(format!(".bulkhead-probe-{}", std::process::id()));
+    let file = options.create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+/// What the drive gets back when `dir` is wiped.
+fn extents_bytes(dir: &Path) -> Result<u64, PoolError> {
+    let files = entries(dir)?.flatten().filter(|entry| is_extents_name(&entry.file_name()));
+    // `blocks` counts 512 bytes each, whatever the file system's block is.
+    let held = files.filter_map(|file| file.metadata().ok()).filter(std::fs::Metadata::is_file);
+    Ok(held.map(|metadata| metadata.blocks().saturating_mul(512)).sum())
+}
+
 enum DirState {
     Absent,
     Empty,
@@ -933,6 +996,35 @@ mod tests {
         assert!(matches!(error, PoolError::NoRoom { .. }), "{error}");
         assert_eq!(error.exit_code(), Exit::Unavailable);
         assert_eq!(capacity(dir, Some(3 * MIB + 1), 4 * MIB).unwrap(), 3 * MIB);
+    }
+
+    #[test]
+    fn inspection_says_what_opening_would_and_changes_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        let dir = home.path().join("a/pool");
+        let size = Some(8 * UNIT_BYTES);
+        let seen = inspect(&dir, size).unwrap();
+        assert_eq!((seen.exists, seen.capacity_bytes), (false, 8 * UNIT_BYTES));
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0, "nothing was made");
+        let opened = PoolDir::open(&dir, size).unwrap();
+        assert!(matches!(inspect(&dir, size), Err(PoolError::Locked { .. })));
+        drop(opened);
+        std::fs::write(dir.join(extents_name(0)), [1; 100_000]).unwrap();
+        let files = || std::fs::read_dir(&dir).unwrap().count();
+        let before = files();
+        assert!(inspect(&dir, size).unwrap().exists);
+        assert_eq!(files(), before, "nothing was wiped, nothing left");
+        let free_bytes = match inspect(&dir, Some(u64::MAX)) {
+            Err(PoolError::TooLarge { free_bytes, .. }) => free_bytes,
+            other => panic!("{other:?}"),
+        };
+        assert!(free_bytes > 8 * UNIT_BYTES, "what would be wiped counts as free");
+        assert!(matches!(inspect(&dir, Some(1)), Err(PoolError::TooSmall { .. })));
+        std::fs::remove_file(dir.join(MARKER_NAME)).unwrap();
+        assert!(matches!(inspect(&dir, size), Err(PoolError::Unmarked { .. })));
+        std::fs::remove_file(dir.join(extents_name(0))).unwrap();
+        assert!(matches!(inspect(&dir, size), Err(PoolError::Empty { .. })));
+        assert!(matches!(inspect(&dir.join("x"), size), Ok(Inspection { exists: false, .. })));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// How a daemon is started. What is not said: loopback ports that are free, a pool of 1 GiB in a temporary directory,
-/// `--memory 64MiB`, the daemon's own defaults for the rest.
+/// `--memory 64MiB`, no native door, the daemon's own defaults for the rest.
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     flags: Vec<String>,

@@ -102,7 +102,7 @@ impl Client {
         self.is_over = false;
         let qp = lane.dial(to, attributes).map_err(|_| Ending::Refused)?;
         let prepared = Prepared::new(qp, self.plan.geometry[CLIENT], Nonce::ours(0)).map_err(|_| Ending::Refused)?;
-        prepared.establish().expect("asked once");
+        prepared.establish().map_err(|_| Ending::Refused)?;
         self.prepared = Some(prepared);
         Ok(())
     }

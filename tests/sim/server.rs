@@ -103,7 +103,9 @@ impl Server {
         let Ok(prepared) = Prepared::new(qp, self.plan.geometry[SERVER], nonce) else { return };
         let (memory, slot_count) = (Own(prepared.ring().clone()), prepared.descriptor().ring.slot_count());
         self.reference = self.is_reference.then(|| Reference { memory, ring: ControlRing::new(slot_count) });
-        prepared.establish().expect("asked once");
+        if prepared.establish().is_err() {
+            return;
+        }
         self.port = Some(prepared.attach(peer, Conversation::new(), STALL_TIMEOUT, clock.now));
         self.is_over = false;
     }

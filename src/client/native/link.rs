@@ -256,7 +256,7 @@ impl Dial {
                     }));
                 }
                 Event::Rejected { .. } => {
-                    let what = "the server declined: it is full, or speaks no version 3";
+                    let what = "the server declined: it is full, speaks no version 3, or does not admit this address";
                     return Err(unreachable(&self.url, ErrorKind::ConnectionRefused, what.to_owned()));
                 }
                 Event::Disconnected { cause: Cause::TimedOut, .. } => {

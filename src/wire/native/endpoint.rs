@@ -17,7 +17,7 @@
 use super::conversation::{Conversation, Step};
 use super::descriptor::{Descriptor, Negotiated};
 use super::egress::{Completed, Egress, Failure, Post, WorkId};
-use super::intake::{Arrival, Intake, Look};
+use super::intake::{Arrival, Intake, Look, StopWatch};
 use super::poison::Poison;
 use super::requester::{Answer, Requester, Shape};
 use super::ring::RingMemory;
@@ -88,8 +88,7 @@ pub struct Endpoint<V, M> {
     releases: Releases,
     slots: TxSlots<Piece<V>>,
     egress: Egress,
-    /// Since when the next record has not fitted, and what was read by then.
-    full: Option<(Duration, u64)>,
+    stopped: StopWatch,
     stall_timeout: Duration,
     ended: bool,
 }
@@ -108,7 +107,7 @@ impl<V: Clone, M> Endpoint<V, M> {
             intake,
             slots: TxSlots::new(own.windows.window_count()),
             egress: Egress::new(peer, limits, queue_depth),
-            full: None,
+            stopped: StopWatch::default(),
             stall_timeout,
             ended: false,
         }
@@ -124,32 +123,20 @@ impl<V: Clone, M> Endpoint<V, M> {
             match self.intake.poll(memory, self.inbound.room())? {
                 Look::Empty => break,
                 Look::Full => {
-                    self.handle_full(now)?;
+                    let read = self.inbound.read_bytes();
+                    self.stopped.handle_stopped(now, read);
+                    self.stopped.check(now, read, self.stall_timeout)?;
                     break;
                 }
                 Look::Arrived(Arrival::Inline(text)) => self.inbound.handle_inline(text.as_bytes()),
                 Look::Arrived(Arrival::Ready(lease)) => self.inbound.handle_ready(lease),
                 Look::Arrived(Arrival::Released(sequence)) => self.egress.handle_released(sequence)?,
             }
-            self.full = None;
+            self.stopped.handle_arrival();
             self.egress.handle_record();
             count += 1;
         }
         Ok(count)
-    }
-
-    /// The next record does not fit. That may last as long as what is before it moves.
-    fn handle_full(&mut self, now: Duration) -> Result<(), EndCause> {
-        let read = self.inbound.read_bytes();
-        match self.full {
-            Some((since, before)) if before == read => {
-                if now >= since + self.stall_timeout {
-                    return Err(EndCause::PipelineTooDeep);
-                }
-            }
-            _ => self.full = Some((now, read)),
-        }
-        Ok(())
     }
 
     /// Gives places to what is to be sent, and says which slot to fill with what. Each grant is answered by
@@ -238,7 +225,7 @@ impl<V: Clone, M> Endpoint<V, M> {
 
     /// When to call [`Endpoint::poll_ring`] and [`Endpoint::poll_post`] again though nothing happened.
     pub fn deadline(&self) -> Option<Duration> {
-        let stalled = [self.full.map(|(since, _)| since), self.egress.held_up_since()].into_iter().flatten().min();
+        let stalled = [self.stopped.since(), self.egress.held_up_since()].into_iter().flatten().min();
         [stalled.map(|since| since + self.stall_timeout), self.egress.deadline()]
             .into_iter()
             .flatten()

@@ -12,6 +12,7 @@
 //! | [`egress`] | the one way out: places in order, posts |
 //! | [`stream`] | the octet stream in and out: text and windows, text and values |
 //! | [`conversation`], [`requester`] | the server's and the client's half of memcache over that stream |
+//! | [`session`] | the life of a server's side: how far ahead, and why it ends |
 //! | [`endpoint`] | one side, whole |
 //! | [`poison`] | why a connection cannot go on |
 
@@ -25,5 +26,6 @@ pub mod poison;
 pub mod record;
 pub mod requester;
 pub mod ring;
+pub mod session;
 pub mod stream;
 pub mod window;
