@@ -306,7 +306,7 @@ impl LaneShared {
             match ready.token {
                 // What they stand for may have come after this turn's look at it.
                 BELL => {
-                    self.bell.silence();
+                    let _ = self.bell.silence();
                     more = true;
                 }
                 TIMER => {

@@ -58,8 +58,8 @@ static void print_hex(const void *data, size_t len) {
     const unsigned char *octets = data;
     if (len == 0) putchar('-');
     for (size_t n = 0; n < len; n++) {
-        putchar("0123456789abcdef"[octets[n] >> 4]);
-        putchar("0123456789abcdef"[octets[n] & 15]);
+        putchar_unlocked("0123456789abcdef"[octets[n] >> 4]);
+        putchar_unlocked("0123456789abcdef"[octets[n] & 15]);
     }
 }
 
