@@ -35,6 +35,8 @@ use tokio::time::timeout_at;
 const EVENTS_PER_TURN: usize = 32;
 /// Connections that are served in one turn. Not fewer than events, so that what waits does not pile up.
 const CONNECTIONS_PER_TURN: usize = EVENTS_PER_TURN;
+/// A body with more octets than these is part of a stream.
+const SHORT_BYTES_MAX: usize = 16 << 10;
 /// Records taken out of one ring in one turn.
 const RECORDS_PER_TURN: usize = 128;
 
@@ -319,6 +321,11 @@ impl CqPoller {
     }
 }
 
+/// A window with more than a few octets has left.
+fn is_of_stream(event: &Event) -> bool {
+    matches!(event, Event::Completed { completion, .. } if completion.len > SHORT_BYTES_MAX)
+}
+
 /// Drives `lane` for ever.
 async fn poll(lane: Arc<dyn fabric::Lane>, attachments: Attachments) {
     let readiness = match fabric::watch(&*lane) {
@@ -330,6 +337,9 @@ async fn poll(lane: Arc<dyn fabric::Lane>, attachments: Attachments) {
     loop {
         let now = Instant::now();
         let more = lane.progress(now, &mut events, EVENTS_PER_TURN);
+        if events.iter().any(is_of_stream) {
+            spin.handle_stream(now);
+        }
         let has_news = attachments.hand_out(&mut events) || more;
         if has_news {
             spin.handle_news(now);

@@ -10,23 +10,34 @@ use std::time::{Duration, Instant};
 /// that both slept find out; whoever looks in vain loses no more than this.
 const SPIN_MAX: Duration = Duration::from_micros(50);
 
+/// While octets stream, and so long after, waits are slept: each wake then finds more of them, where looking finds them in
+/// small pieces at a system call each.
+const STREAM_REST: Duration = Duration::from_millis(1);
+
 /// The memory of one waiting loop.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spin {
     limit: Duration,
     /// When the wait under way began.
     since: Option<Instant>,
+    streamed_at: Option<Instant>,
 }
 
 impl Spin {
     /// Nothing was found at `now`: look again? If so, whoever shares the processor has had a turn: it may be the peer.
     pub fn is_worth_it(&mut self, now: Instant) -> bool {
         let since = *self.since.get_or_insert(now);
-        let is_worth_it = now.saturating_duration_since(since) < self.limit;
+        let is_streaming = self.streamed_at.is_some_and(|at| now.saturating_duration_since(at) < STREAM_REST);
+        let is_worth_it = !is_streaming && now.saturating_duration_since(since) < self.limit;
         if is_worth_it {
             thread::yield_now();
         }
         is_worth_it
+    }
+
+    /// Many octets at once came at `now`.
+    pub fn handle_stream(&mut self, now: Instant) {
+        self.streamed_at = Some(now);
     }
 
     /// Something was found at `now`.
@@ -57,5 +68,12 @@ mod tests {
         spin.handle_news(at(1_020));
         spin.handle_news(at(9_000));
         assert!(spin.is_worth_it(at(9_001)), "news without a wait say nothing about waits");
+        spin.handle_news(at(9_002));
+        spin.handle_stream(at(9_002));
+        assert!(!spin.is_worth_it(at(9_003)), "a stream is slept for");
+        spin.handle_news(at(9_040));
+        assert!(!spin.is_worth_it(at(10_001)));
+        spin.handle_news(at(10_010));
+        assert!(spin.is_worth_it(at(10_011)));
     }
 }

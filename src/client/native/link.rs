@@ -15,6 +15,8 @@ use crate::wire::native::endpoint::{EndCause, Endpoint};
 use crate::wire::native::requester::{Answer, Requester, Shape};
 use crate::wire::native::window::RxLease;
 
+/// A window with more octets than these is part of a stream.
+const SHORT_BYTES_MAX: u32 = 16 << 10;
 /// Events of a lane taken in one turn.
 const EVENT_COUNT_MAX: usize = 32;
 /// Unread text is a matter of the time-out of the link, which also knows of windows.
@@ -317,6 +319,11 @@ impl Link {
     /// Values that are still being sent.
     pub(super) fn is_sending(&self) -> bool {
         !self.sources.is_empty()
+    }
+
+    /// A window with more than a few octets is at the front.
+    pub(super) fn holds_bulk(&self) -> bool {
+        self.port.endpoint.inbound.lease().is_some_and(|lease| lease.len() > SHORT_BYTES_MAX)
     }
 
     /// Nothing has come that nobody asked for, and the server is there.

@@ -414,6 +414,9 @@ fn settle(link: &mut Link, sink: &mut dyn Sink, caller: &mut dyn Read) -> Result
         let moved = link.turn(now, caller)?;
         if moved {
             link.spin.handle_news(now);
+            if link.holds_bulk() {
+                link.spin.handle_stream(now);
+            }
         }
         if let Some(settled) = link.poll_answer(sink) {
             return settled;
