@@ -10,7 +10,9 @@ fn start(crc: bool) -> (Daemon, ServerUrl, ServerUrl) {
     let door = if crc { "native+iwarp://127.0.0.1:0" } else { "native+iwarp://127.0.0.1:0?crc=off" };
     let daemon = Daemon::builder().memory("256MiB").flags(&["--native", door]).start();
     let door = |scheme: &str| daemon.doors().iter().find(|door| door.starts_with(scheme)).expect("a door").parse();
-    let (native, text) = (door("native+iwarp://").unwrap(), door("memcache://").unwrap());
+    let (native, text): (ServerUrl, _) = (door("native+iwarp://").unwrap(), door("memcache://").unwrap());
+    // Who copies the line talks to the door as it was asked for.
+    assert!(matches!(&native, ServerUrl::NativeIwarp { crc: given, .. } if *given == crc), "{native}");
     (daemon, native, text)
 }
 

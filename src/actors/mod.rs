@@ -41,7 +41,7 @@ use crate::actors::listener::{Door, Listener, Refuse, Registry};
 use crate::actors::local::Local;
 use crate::actors::native_listener::{NativeDoor, NativeListener};
 use crate::actors::store::StoreActor;
-use crate::config::{Config, Pin};
+use crate::config::{Config, NativeAddress, Pin};
 use crate::error::Exit;
 use crate::fabric::staging::{STAGING_BUF_BYTES, Staging};
 use crate::fabric::{Address, iwarp};
@@ -194,15 +194,17 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     for path in &config.listen.unix {
         doors.push(bind_unix(path)?);
     }
-    let mut native_doors = Vec::new();
+    let (mut native_doors, mut native_urls) = (Vec::new(), Vec::new());
     for (address, near) in config.listen.native.iter().zip(placement.doors) {
         let fabric = native_listener::fabric_of(address);
         let mut door = NativeDoor::bind(&*fabric, &address.address, &config.native, config.lanes)?;
         door.keep_to(near);
+        // With the port it really has.
+        let url = NativeAddress { fabric: address.fabric, address: door.address() }.to_string();
         if Gate::is_open(&door.address(), &config.native.allow) {
-            let url = door.url();
             tracing::warn!(url, "everybody who reaches this door may read and write: native.allow would say who may");
         }
+        native_urls.push(url);
         native_doors.push(door);
     }
     let admin_socket = config.listen.admin.map(admin::bind).transpose()?;
@@ -290,9 +292,9 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     }
     let mut native_listeners = Vec::new();
     let mut fabrics = Vec::new();
-    for door in native_doors {
+    for (door, url) in native_doors.into_iter().zip(native_urls) {
         fabrics.extend(door.lanes().iter().map(Arc::downgrade));
-        urls.push(door.url());
+        urls.push(url);
         native_addresses.push(door.address());
         let (places, registry, metrics) = (places.clone(), registry.clone(), metrics.clone());
         native_listeners.push(NativeListener::open(door, &lanes, places, registry, metrics));

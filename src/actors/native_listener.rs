@@ -39,7 +39,6 @@ pub fn fabric_of(address: &NativeAddress) -> Arc<dyn Fabric> {
 
 /// A bound address and the fabric lanes behind it, one for each lane of the daemon. Nobody polls them yet.
 pub struct NativeDoor {
-    fabric: &'static str,
     listener: Box<dyn fabric::Listener>,
     lanes: Vec<Arc<dyn fabric::Lane>>,
     /// Indices of the lanes that connections go to.
@@ -70,7 +69,7 @@ impl NativeDoor {
         let lanes = lanes.map_err(failed)?;
         let listener = lanes[0].listen(address).map_err(failed)?;
         let near = (0..lanes.len()).collect();
-        Ok(Self { fabric: fabric.name(), listener, lanes, near, config: config.clone() })
+        Ok(Self { listener, lanes, near, config: config.clone() })
     }
 
     /// Connections go to these lanes alone, those on the NUMA node of the door's device. At first they go to all.
@@ -80,14 +79,6 @@ impl NativeDoor {
     pub fn keep_to(&mut self, lanes: Vec<usize>) {
         assert!(!lanes.is_empty() && lanes.iter().all(|lane| *lane < self.lanes.len()), "lanes {lanes:?}");
         self.near = lanes;
-    }
-
-    /// Its URL, with the port it really has.
-    pub fn url(&self) -> String {
-        match self.listener.address() {
-            Address::Socket(address) => format!("native+{}://{address}", self.fabric),
-            Address::Name(name) => format!("native+{}:{name}", self.fabric),
-        }
     }
 
     /// The fabric's lanes, one for each of the daemon's.
