@@ -149,6 +149,49 @@ fn tasks_share_a_connection_to_the_daemon() {
     daemon.assert_nothing_leaks();
 }
 
+#[test]
+fn a_task_streams_both_ways() {
+    const LEN: u64 = 20_000_001;
+    let (daemon, native, _) = start(false);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = AsyncClient::connect(native, Options::default()).await.unwrap();
+        let stream = |seed| Stream { pattern: Pattern(seed), at: 0, len: LEN };
+        let puts =
+            tokio::join!(client.put_from("a", stream(1), LEN, 3, None), client.put_from("b", stream(2), LEN, 4, None));
+        assert!(puts.0.is_ok() && puts.1.is_ok(), "{puts:?}");
+        let gets = tokio::join!(client.get_to("a", stream(1)), client.get_to("b", stream(2)));
+        for (got, flags) in [(gets.0, 3), (gets.1, 4)] {
+            let (info, stream) = got.unwrap().unwrap();
+            assert_eq!((info.len, info.flags, stream.at), (LEN, flags, LEN));
+        }
+        assert!(client.get_to("nothing", Vec::new()).await.unwrap().is_none());
+        // A writer that fails costs its own call; what others asked goes on.
+        let full = Full { room: 1 << 20 };
+        let (failed, whole) = tokio::join!(client.get_to("a", full), client.get_to("b", stream(2)));
+        assert!(matches!(failed.map(|_| ()), Err(ClientError::Local { .. })));
+        assert_eq!(whole.unwrap().unwrap().1.at, LEN);
+    });
+    drop(runtime);
+    daemon.assert_nothing_leaks();
+}
+
+/// A writer that has no room for all.
+struct Full {
+    room: usize,
+}
+
+impl std::io::Write for Full {
+    fn write(&mut self, octets: &[u8]) -> std::io::Result<usize> {
+        self.room = self.room.checked_sub(octets.len()).ok_or(std::io::ErrorKind::StorageFull)?;
+        Ok(octets.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// A pattern as a stream, so that a value of any length is never held whole.
 struct Stream {
     pattern: Pattern,

@@ -1,13 +1,13 @@
 //! The native client for tasks of tokio.
 
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::link::{Dial, Kind, Link, Outcome, Sink, Source};
+use super::link::{BOUNCE_BYTES, Dial, Kind, Link, Outcome, Sink, Source};
 use super::{ended, fabric_of, get_request, set_line};
 use crate::client::connection::{Info, Options, command};
 use crate::client::{ClientError, ServerUrl};
@@ -31,40 +31,129 @@ pub struct AsyncClient {
 struct Call {
     line: Vec<u8>,
     kind: Kind,
-    waiter: Waiter,
+    waiter: Box<dyn Waiter>,
 }
 
-/// Who waits for an answer, and the memory that a value lands in.
-struct Waiter {
-    answer: oneshot::Sender<Answer>,
-    buffer: Vec<u8>,
-    filled: usize,
-    may_grow: bool,
+/// Who waits for an answer, and where a value lands.
+trait Waiter: Sink + Send {
+    fn answer(self: Box<Self>, outcome: Result<Outcome, ClientError>);
 }
 
-struct Answer {
-    outcome: Result<Outcome, ClientError>,
-    buffer: Vec<u8>,
+/// Where the octets of a value land; it comes back with the answer.
+trait Landing: Send {
+    fn open(&mut self, _: &Info) -> Result<(), ClientError> {
+        Ok(())
+    }
+    /// Takes the next `len` octets, which lie in `windows` from `offset` on.
+    fn take(&mut self, windows: &SharedSpan, offset: usize, len: usize) -> io::Result<()>;
+    fn close(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
-impl Sink for Waiter {
+struct Waiting<L> {
+    answer: oneshot::Sender<(Result<Outcome, ClientError>, L)>,
+    landing: L,
+}
+
+impl<L: Landing> Sink for Waiting<L> {
     fn open(&mut self, info: &Info) -> Result<bool, ClientError> {
-        let capacity = self.buffer.len();
-        if self.may_grow {
-            self.buffer.reserve_exact(info.len.min(TRUSTED_BYTES_MAX) as usize);
-        } else if info.len > capacity as u64 {
-            return Err(ClientError::TooLong { len: info.len, capacity });
-        }
+        self.landing.open(info)?;
         Ok(!self.answer.is_closed())
     }
 
     fn take(&mut self, windows: &SharedSpan, offset: usize, len: usize) -> io::Result<()> {
-        let end = self.filled + len;
-        if self.may_grow {
-            self.buffer.resize(end, 0);
+        self.landing.take(windows, offset, len)
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        self.landing.close()
+    }
+}
+
+impl<L: Landing> Waiter for Waiting<L> {
+    fn answer(self: Box<Self>, outcome: Result<Outcome, ClientError>) {
+        let Self { answer, landing } = *self;
+        // Whoever asked may have gone.
+        let _ = answer.send((outcome, landing));
+    }
+}
+
+/// Memory that grows as the value comes.
+#[derive(Default)]
+struct Growing(Vec<u8>);
+
+impl Landing for Growing {
+    fn open(&mut self, info: &Info) -> Result<(), ClientError> {
+        self.0.reserve_exact(info.len.min(TRUSTED_BYTES_MAX) as usize);
+        Ok(())
+    }
+
+    fn take(&mut self, windows: &SharedSpan, offset: usize, len: usize) -> io::Result<()> {
+        let start = self.0.len();
+        self.0.resize(start + len, 0);
+        windows.copy_out(offset, &mut self.0[start..]);
+        Ok(())
+    }
+}
+
+/// The front of the caller's memory.
+struct Front {
+    buffer: Vec<u8>,
+    filled: usize,
+}
+
+impl Landing for Front {
+    fn open(&mut self, info: &Info) -> Result<(), ClientError> {
+        let capacity = self.buffer.len();
+        if info.len > capacity as u64 {
+            return Err(ClientError::TooLong { len: info.len, capacity });
         }
+        Ok(())
+    }
+
+    fn take(&mut self, windows: &SharedSpan, offset: usize, len: usize) -> io::Result<()> {
+        let end = self.filled + len;
         windows.copy_out(offset, &mut self.buffer[self.filled..end]);
         self.filled = end;
+        Ok(())
+    }
+}
+
+/// The caller's writer. Octets pass through `bounce`.
+struct Through<W> {
+    writer: W,
+    bounce: Vec<u8>,
+    /// The writer's error: the rest of the value is passed over, for others share the connection.
+    failed: Option<io::Error>,
+}
+
+impl<W: Write> Through<W> {
+    fn write(&mut self, windows: &SharedSpan, mut offset: usize, mut len: usize) -> io::Result<()> {
+        self.bounce.resize(len.min(BOUNCE_BYTES).max(self.bounce.len()), 0);
+        while len > 0 {
+            let count = len.min(self.bounce.len());
+            windows.copy_out(offset, &mut self.bounce[..count]);
+            self.writer.write_all(&self.bounce[..count])?;
+            offset += count;
+            len -= count;
+        }
+        Ok(())
+    }
+}
+
+impl<W: Write + Send> Landing for Through<W> {
+    fn take(&mut self, windows: &SharedSpan, offset: usize, len: usize) -> io::Result<()> {
+        if self.failed.is_none() {
+            self.failed = self.write(windows, offset, len).err();
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        if self.failed.is_none() {
+            self.failed = self.writer.flush().err();
+        }
         Ok(())
     }
 }
@@ -146,11 +235,33 @@ impl AsyncClient {
     /// [`ClientError::Refused`], and those of the connection.
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<(Info, Vec<u8>)>, ClientError> {
         let (line, kind) = get_request(key.as_ref())?;
-        let Answer { outcome, buffer } = self.ask(line, kind(), Vec::new(), true).await?;
+        let (outcome, Growing(value)) = self.ask(line, kind(), Growing::default()).await?;
         Ok(match outcome? {
-            Outcome::Value(info) => Some((info, buffer)),
+            Outcome::Value(info) => Some((info, value)),
             _ => None,
         })
+    }
+
+    /// Writes a value to `writer` as it comes, one window at a time, and gives the writer back; `None` is a miss. The
+    /// task of the connection writes, and all who share it wait meanwhile: a writer that may block for long belongs on a
+    /// connection of its own.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`] if `writer` fails, once the rest of the value has passed; else as [`get`](Self::get). The
+    /// writer is gone then, with what it has.
+    pub async fn get_to<W: Write + Send + 'static>(
+        &self,
+        key: impl AsRef<[u8]>,
+        writer: W,
+    ) -> Result<Option<(Info, W)>, ClientError> {
+        let (line, kind) = get_request(key.as_ref())?;
+        let through = Through { writer, bounce: Vec::new(), failed: None };
+        let (outcome, Through { writer, failed, .. }) = self.ask(line, kind(), through).await?;
+        match (outcome?, failed) {
+            (_, Some(source)) => Err(ClientError::Local { source }),
+            (Outcome::Value(info), None) => Ok(Some((info, writer))),
+            _ => Ok(None),
+        }
     }
 
     /// Reads a value into the front of `buffer`, which comes back with the answer; `None` is a miss. An error leaves
@@ -165,7 +276,7 @@ impl AsyncClient {
         buffer: Vec<u8>,
     ) -> Result<(Result<Option<Info>, ClientError>, Vec<u8>), ClientError> {
         let (line, kind) = get_request(key.as_ref())?;
-        let Answer { outcome, buffer } = self.ask(line, kind(), buffer, false).await?;
+        let (outcome, Front { buffer, .. }) = self.ask(line, kind(), Front { buffer, filled: 0 }).await?;
         Ok((outcome.map(super::value), buffer))
     }
 
@@ -181,9 +292,25 @@ impl AsyncClient {
         ttl: Option<Duration>,
     ) -> Result<(), ClientError> {
         let len = value.as_ref().len() as u64;
+        self.put_from(key, io::Cursor::new(value), len, flags, ttl).await
+    }
+
+    /// Stores exactly `len` octets of `value`, which are read as the server takes them, by the task of the connection: see
+    /// [`get_to`](Self::get_to). If `value` fails or ends early, the connection is given up.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`] for a reader that failed; else as [`get`](Self::get).
+    pub async fn put_from(
+        &self,
+        key: impl AsRef<[u8]>,
+        value: impl Read + Send + 'static,
+        len: u64,
+        flags: u32,
+        ttl: Option<Duration>,
+    ) -> Result<(), ClientError> {
         let line = set_line(key.as_ref(), flags, ttl, len)?;
-        let source = Some(Source::Owned(Box::new(io::Cursor::new(value))));
-        self.ask(line, Kind::Store { source, len }, Vec::new(), true).await?.outcome.map(|_| ())
+        let source = Some(Source::Owned(Box::new(value)));
+        self.ask(line, Kind::Store { source, len }, Growing::default()).await?.0.map(|_| ())
     }
 
     /// Removes a value; `false` if there was none.
@@ -193,12 +320,17 @@ impl AsyncClient {
     pub async fn delete(&self, key: impl AsRef<[u8]>) -> Result<bool, ClientError> {
         let line = ended(command(b"delete", key.as_ref())?);
         let kind = Kind::YesOrNo { yes: b"DELETED" };
-        Ok(self.ask(line, kind, Vec::new(), true).await?.outcome? == Outcome::Done)
+        Ok(self.ask(line, kind, Growing::default()).await?.0? == Outcome::Done)
     }
 
-    async fn ask(&self, line: Vec<u8>, kind: Kind, buffer: Vec<u8>, may_grow: bool) -> Result<Answer, ClientError> {
+    async fn ask<L: Landing + 'static>(
+        &self,
+        line: Vec<u8>,
+        kind: Kind,
+        landing: L,
+    ) -> Result<(Result<Outcome, ClientError>, L), ClientError> {
         let (answer, answered) = oneshot::channel();
-        let call = Call { line, kind, waiter: Waiter { answer, buffer, filled: 0, may_grow } };
+        let call = Call { line, kind, waiter: Box::new(Waiting { answer, landing }) };
         let lost = || ClientError::Lost {
             url: self.url.clone(),
             source: io::Error::new(ErrorKind::NotConnected, "the connection ended before this request"),
@@ -212,7 +344,7 @@ type Watched = tokio::io::unix::AsyncFd<std::fs::File>;
 
 /// Owns the link until it breaks, or nobody can ask any more.
 async fn drive(url: ServerUrl, mut link: Link, watched: Watched, mut calls: mpsc::Receiver<Call>) {
-    let mut waiting: VecDeque<Waiter> = VecDeque::new();
+    let mut waiting: VecDeque<Box<dyn Waiter>> = VecDeque::new();
     let error = loop {
         match turns(&mut link, &watched, &mut calls, &mut waiting).await {
             Ok(true) => {}
@@ -227,7 +359,7 @@ async fn drive(url: ServerUrl, mut link: Link, watched: Watched, mut calls: mpsc
     for waiter in waiting {
         let source = io::Error::new(ErrorKind::NotConnected, what.clone());
         let error = first.take().unwrap_or(ClientError::Lost { url: url.clone(), source });
-        let _ = waiter.answer.send(Answer { outcome: Err(error), buffer: waiter.buffer });
+        waiter.answer(Err(error));
     }
 }
 
@@ -236,7 +368,7 @@ async fn turns(
     link: &mut Link,
     watched: &Watched,
     calls: &mut mpsc::Receiver<Call>,
-    waiting: &mut VecDeque<Waiter>,
+    waiting: &mut VecDeque<Box<dyn Waiter>>,
 ) -> Result<bool, ClientError> {
     let lane = Arc::clone(link.lane());
     let mut is_armed = false;
@@ -250,7 +382,7 @@ async fn turns(
         }
         moved |= link.turn(now, &mut io::empty())?;
         while let Some(waiter) = waiting.front_mut()
-            && let Some(outcome) = link.poll_answer(waiter)
+            && let Some(outcome) = link.poll_answer(&mut **waiter)
         {
             moved = true;
             let Some(waiter) = waiting.pop_front() else { break };
@@ -259,9 +391,7 @@ async fn turns(
                     waiting.push_front(waiter);
                     return Err(error);
                 }
-                outcome => {
-                    let _ = waiter.answer.send(Answer { outcome, buffer: waiter.buffer });
-                }
+                outcome => waiter.answer(outcome),
             }
         }
         if moved {
@@ -297,7 +427,7 @@ async fn turns(
     Ok(true)
 }
 
-fn accept(call: Call, link: &mut Link, waiting: &mut VecDeque<Waiter>) {
+fn accept(call: Call, link: &mut Link, waiting: &mut VecDeque<Box<dyn Waiter>>) {
     let Call { line, kind, waiter } = call;
     link.submit(line, kind, Instant::now());
     waiting.push_back(waiter);

@@ -137,7 +137,7 @@ pub(super) struct Writing<'a, W, F> {
 }
 
 /// Octets that pass on their way to a writer at once: they stay in the processor's cache.
-const BOUNCE_BYTES: usize = 256 << 10;
+pub(super) const BOUNCE_BYTES: usize = 256 << 10;
 
 impl<W: Write, F: FnOnce(&Info) -> io::Result<W>> Sink for Writing<'_, W, F> {
     fn open(&mut self, info: &Info) -> Result<bool, ClientError> {
