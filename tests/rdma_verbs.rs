@@ -27,7 +27,11 @@ fn beds() -> &'static [(&'static str, &'static str)] {
 
 fn start(ip: &str) -> (Daemon, ServerUrl, ServerUrl) {
     let door = format!("native+verbs://{ip}:0");
-    let daemon = Daemon::builder().memory("64MiB").pool("256MiB").flags(&["--native", &door]).start();
+    let daemon = Daemon::builder()
+        .memory("64MiB")
+        .pool("256MiB")
+        .flags(&["--native", &door, "--log-level", "bulkhead=debug"])
+        .start();
     let door = |scheme: &str| daemon.doors().iter().find(|door| door.starts_with(scheme)).expect("a door").parse();
     let (native, text) = (door("native+verbs://").unwrap(), door("memcache://").unwrap());
     (daemon, native, text)

@@ -205,10 +205,11 @@ impl LaneShared {
     /// Reads what the device says about faults, for whichever lane.
     fn mark_misused(&self, device: &Device) {
         let ends = lock(&ENDS);
-        device.poll_faults(|number| {
+        device.poll_faults(|number, what| {
             let end = ends.as_ref().and_then(|ends| ends.get(&number)).and_then(std::sync::Weak::upgrade);
             if let Some(end) = end {
-                end.is_misused.store(true, Ordering::SeqCst);
+                // What it says first is the cause.
+                let _ = end.fault.set(what.to_str().unwrap_or("a fault"));
             }
         });
     }

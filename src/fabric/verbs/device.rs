@@ -127,7 +127,7 @@ impl Device {
     }
 
     /// Numbers of the queue pairs (their contexts) that the device says a peer has misused since the last call.
-    pub(super) fn poll_faults(&self, mut fault: impl FnMut(u64)) {
+    pub(super) fn poll_faults(&self, mut fault: impl FnMut(u64, &'static CStr)) {
         // SAFETY: an open context. The descriptor belongs to it and only its flag is changed.
         let fd = unsafe { BorrowedFd::borrow_raw(self.context.as_ref().async_fd) };
         if set_nonblocking(fd).is_err() {
@@ -147,7 +147,9 @@ impl Device {
             if of_qp {
                 // SAFETY: the event names a queue pair, which cannot be destroyed before the event is acknowledged. Its
                 // context is the number it was created with.
-                fault(unsafe { (*event.element.qp).qp_context } as u64);
+                let number = unsafe { (*event.element.qp).qp_context } as u64;
+                // SAFETY: a static text of libibverbs for every number.
+                fault(number, unsafe { CStr::from_ptr(verbs::ibv_event_type_str(event.event_type)) });
             }
             // SAFETY: the event came from `ibv_get_async_event` and is acknowledged once.
             unsafe { verbs::ibv_ack_async_event(&mut event) };

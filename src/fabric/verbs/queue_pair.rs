@@ -6,7 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use ibverbs::{ibv_qp_type, ibv_wc};
@@ -47,8 +47,8 @@ pub(super) struct End {
     pub(super) regions: Arc<Regions>,
     /// The completion queue tells its channel of the next completion.
     pub(super) is_armed: AtomicBool,
-    /// The device says that the peer broke the rules.
-    pub(super) is_misused: AtomicBool,
+    /// What the device says went wrong with it.
+    pub(super) fault: OnceLock<&'static str>,
     pub(super) state: Mutex<EndState>,
 }
 
@@ -62,6 +62,8 @@ pub(super) struct EndState {
     binding_count: usize,
     hardware: Option<Hardware>,
     failure: Option<Failure>,
+    /// The device gave requests back undone.
+    was_flushed: bool,
     /// Private data for the peer, until the way to it is known.
     question: Vec<u8>,
     deadline: Option<Instant>,
@@ -206,7 +208,7 @@ impl End {
             regions: Regions::new(Arc::clone(&pd), Arc::clone(lane)),
             pd,
             is_armed: AtomicBool::new(false),
-            is_misused: AtomicBool::new(false),
+            fault: OnceLock::new(),
             state: Mutex::new(EndState {
                 attributes,
                 phase,
@@ -216,6 +218,7 @@ impl End {
                 binding_count: 0,
                 hardware: Some(hardware),
                 failure: None,
+                was_flushed: false,
                 question: Vec::new(),
                 deadline: None,
                 terms: Terms { reads_in: cap(terms.reads_in), reads_out: cap(terms.reads_out) },
@@ -395,26 +398,27 @@ impl End {
             Happened::Disconnected => {
                 // What came before it still counts.
                 self.take_completions(state, events, usize::MAX);
-                let cause = if self.is_misused(state) {
-                    Cause::PeerFault("a request of it was refused here".to_owned())
-                } else {
-                    Cause::Peer
-                };
-                state.fail(cause);
+                self.blame(state, events);
+                state.fail(Cause::Peer);
             }
             Happened::Removed => state.fail(Cause::Lost("the device was removed".to_owned())),
             Happened::Request { .. } => {}
         }
     }
 
-    /// The queue pair has left the states in which it works, and not by our doing.
-    fn is_misused(&self, state: &EndState) -> bool {
+    /// Fails with the peer's fault if the queue pair has left the states in which it works because of one.
+    fn blame(&self, state: &mut EndState, events: &mut Vec<Event>) {
         self.lane.mark_misused(self.pd.device());
-        if self.is_misused.load(Ordering::SeqCst) {
-            return true;
-        }
+        let fault = self.fault.get().copied();
         // On iWARP the end of the TCP connection looks the same.
-        !self.pd.device().is_iwarp() && state.hardware.as_ref().is_some_and(Hardware::is_in_error)
+        let is_in_error = || state.hardware.as_ref().is_some_and(Hardware::is_in_error);
+        let Some(fault) = fault.or_else(|| (!self.pd.device().is_iwarp() && is_in_error()).then_some("in error"))
+        else {
+            return;
+        };
+        // siw raises IBV_EVENT_QP_FATAL for a request of ours too that TCP did not take, and has completed it before.
+        self.take_completions(state, events, usize::MAX);
+        state.fail(Cause::PeerFault(format!("a request of it was refused here ({fault})")));
     }
 
     /// The lane's turn for this end.
@@ -426,6 +430,9 @@ impl End {
             return turn;
         }
         turn.more = self.take_completions(state, &mut turn.events, BATCH_COUNT_MAX);
+        if state.failure.is_none() && state.was_flushed {
+            self.blame(state, &mut turn.events);
+        }
         self.regions.poll_written(|key| turn.events.push(Event::Written { qp: self.number, key }));
         if state.failure.is_none() && state.deadline.is_some_and(|deadline| deadline <= now) {
             state.fail(match state.phase {
@@ -507,9 +514,8 @@ impl End {
             None => {}
             // The lane is told why on another way, soon.
             Some(Verdict::Flushed) => {
-                if state.failure.is_none() && self.is_misused(state) {
-                    state.fail(Cause::PeerFault("a request of it was refused here".to_owned()));
-                } else if state.deadline.is_none() {
+                state.was_flushed = true;
+                if state.deadline.is_none() {
                     state.deadline = Instant::now().checked_add(VERDICT_WAIT);
                 }
             }
