@@ -1013,13 +1013,18 @@ fn long_writes_reach_a_lane_that_sleeps_between_turns(bed: Bed) {
     let mut world = World::new(bed);
     let pair = world.pair();
     let region = pair.far.register(SharedSpan::new(LEN).unwrap(), Access::WRITE).unwrap();
-    let (lane, span) = (world.far.lane.clone(), region.span().clone());
+    let (lane, to) = (world.far.lane.clone(), region.remote());
     let far = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let descriptor = watch(&*lane).unwrap();
             let mut events = Vec::new();
-            while span.load_u64_acquire(LEN - 8) != COUNT {
+            loop {
+                let word = region.span().load_u64_acquire(LEN - 8);
+                if word == COUNT {
+                    break;
+                }
+                region.watch(LEN - 8, word);
                 lane.arm();
                 if lane.progress(Instant::now(), &mut events, 32) || !events.is_empty() {
                     events.clear();
@@ -1029,11 +1034,12 @@ fn long_writes_reach_a_lane_that_sleeps_between_turns(bed: Bed) {
                 wake.expect("it sleeps with octets unread").unwrap().clear_ready();
             }
         });
+        region
     });
     for number in 1..=COUNT {
         let mut from = buf(&*pair.near, LEN);
         from.as_mut_slice()[LEN - 8..].copy_from_slice(&number.to_le_bytes());
-        let (key, address) = (region.key(), region.remote().address);
+        let (key, address) = (to.key, to.address);
         let from = Source::Buffer { buf: from, range: 0..LEN };
         pair.near.post(&mut vec![Work::Write { from, key, address, flags: Flags::SIGNALED }]).unwrap();
         let start = Instant::now();
@@ -1043,7 +1049,7 @@ fn long_writes_reach_a_lane_that_sleeps_between_turns(bed: Bed) {
         }
         std::thread::sleep(Duration::from_millis(2));
     }
-    far.join().unwrap();
+    drop(far.join().unwrap());
 }
 
 /// Where the owner looks at its memory and finds nothing after the lane went to sleep.
