@@ -95,8 +95,9 @@ fn iwarp_small() -> Bed {
     iwarp_with(iwarp::Options { crc: false, segments: iwarp::Segments::UpTo(1442), ..iwarp::Options::default() })
 }
 
-/// The wrappers change nothing of the contract; here the delays of one and the log of the other are both in the way. No
-/// requests are held back: two threads that do so wait for each other, which the simulation, on one thread, does not see.
+/// The wrappers change nothing of the contract; here the delays of one and the log of the other are both in the way. Requests
+/// are not held back here: lanes driven by two threads at once were seen to stand still with that, for a reason not known
+/// yet. The simulation, on one thread, holds them.
 fn wrapped_loopback() -> Bed {
     let faults = Faults { delay_per_mille: 300, hold_per_mille: 0, ..Faults::default() };
     let faulty = Faulty::new(Arc::new(Loopback::new()), 42, faults);
