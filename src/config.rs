@@ -21,16 +21,16 @@ use crate::fabric::Address;
 use crate::wire::native::descriptor::{RingGeometry, WindowGeometry};
 
 pub use crate::machine::numa::Pin;
+#[cfg(not(feature = "verbs"))]
+pub use fabric::NO_VERBS;
+pub use fabric::{FabricAddress, FabricKind, Native, NativeAddress, Rpc, RpcAddress, Speech};
 pub use file::machine_memory_bytes;
 use file::{File, Machine};
-#[cfg(not(feature = "verbs"))]
-pub use native::NO_VERBS;
-pub use native::{NativeAddress, NativeFabric};
 pub use network::Network;
 pub use units::{Auto, ByteSize, Switch, TimeSpan};
 
+mod fabric;
 mod file;
-mod native;
 mod network;
 mod pin;
 mod units;

@@ -14,9 +14,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::units::{list, text};
 use super::{
-    Auto, ByteSize, Config, ConfigError, GIB, KIB, LimitsConfig, ListenConfig, LogConfig, LogFormat, MEMORY_BYTES_MIN,
-    MEMORY_STEP_BYTES, MIB, NativeAddress, NativeConfig, NativeFabric, Network, Pin, PoolConfig, Settings, StoreConfig,
-    Switch, TimeSpan, TimersConfig,
+    Auto, ByteSize, Config, ConfigError, FabricKind, GIB, KIB, LimitsConfig, ListenConfig, LogConfig, LogFormat,
+    MEMORY_BYTES_MIN, MEMORY_STEP_BYTES, MIB, NativeAddress, NativeConfig, Network, Pin, PoolConfig, Settings,
+    StoreConfig, Switch, TimeSpan, TimersConfig,
 };
 use crate::fabric::Address;
 use crate::wire::native::descriptor::{GeometryError, RingGeometry, WindowGeometry};
@@ -195,10 +195,10 @@ impl Default for ListenSection {
         Self {
             memcache: vec![SocketAddr::from(([127, 0, 0, 1], 11211))],
             unix: Vec::new(),
-            native: vec![NativeAddress {
-                fabric: NativeFabric::Iwarp { crc: true },
-                address: Address::Socket(([127, 0, 0, 1], 11212).into()),
-            }],
+            native: vec![NativeAddress::new(
+                FabricKind::Iwarp { crc: true },
+                Address::Socket(([127, 0, 0, 1], 11212).into()),
+            )],
             admin: Switch::On(SocketAddr::from(([127, 0, 0, 1], 11290))),
         }
     }
