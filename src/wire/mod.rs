@@ -1,4 +1,5 @@
 //! Protocols, pure: no sockets, no clock, no actors, no unsafe.
+pub mod codec;
 pub mod iwarp;
 pub mod memcache;
 pub mod native;
