@@ -3,4 +3,5 @@ pub mod codec;
 pub mod iwarp;
 pub mod memcache;
 pub mod native;
+pub mod onc_rpc;
 pub mod seq;
