@@ -18,4 +18,4 @@ pub mod header;
 pub mod private_data;
 
 pub use crate::wire::native::descriptor::RemoteKey;
-pub use crate::wire::seq::Xid;
+pub use crate::wire::onc_rpc::Xid;
