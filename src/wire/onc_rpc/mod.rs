@@ -14,10 +14,12 @@
 
 pub mod auth;
 pub mod call;
+pub mod payload;
 pub mod reply;
 
 pub use auth::{AuthSys, Credential, OpaqueAuth};
 pub use call::{CallError, CallFault, CallHeader};
+pub use payload::{Item, Part, Payload, PayloadWriter};
 pub use reply::{AcceptStatus, AuthStatus, Denial, Reply, ReplyHeader, Versions};
 
 /// The only version of ONC RPC there is on the wire.
