@@ -161,6 +161,28 @@ pub enum Answer<D = Data> {
     Pin(Vec<PinnedVersion>),
 }
 
+impl<D> Answer<D> {
+    /// The same answer with the octets of each range where `place` says.
+    pub fn map_data<E>(self, mut place: impl FnMut(D) -> E) -> Answer<E> {
+        match self {
+            Self::Null => Answer::Null,
+            Self::Stat { leading, stats } => Answer::Stat { leading, stats },
+            Self::Get(got) => {
+                let place = |Got { status, flags, version, len, crc32c, data }| {
+                    let data = place(data);
+                    Got { status, flags, version, len, crc32c, data }
+                };
+                Answer::Get(got.into_iter().map(place).collect())
+            }
+            Self::Put(result) => Answer::Put(result),
+            Self::PutDrop(status) => Answer::PutDrop(status),
+            Self::Statuses(statuses) => Answer::Statuses(statuses),
+            Self::List(page) => Answer::List(page),
+            Self::Pin(pinned) => Answer::Pin(pinned),
+        }
+    }
+}
+
 impl Answer<Item> {
     /// The reply message.
     ///

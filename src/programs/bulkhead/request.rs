@@ -142,7 +142,29 @@ pub enum Request<'a, D = Data> {
     Unpin(Vec<Key<'a>>),
 }
 
-impl<D> Request<'_, D> {
+impl<'a, D> Request<'a, D> {
+    /// The same request with its octets, if it has any, where `place` says.
+    pub fn map_data<E>(self, place: impl FnOnce(D) -> E) -> Request<'a, E> {
+        match self {
+            Self::Null => Request::Null,
+            Self::Stat(stat) => Request::Stat(stat),
+            Self::Get(get) => Request::Get(get),
+            Self::Put(Put { key, draft, len, flags, ttl_s, condition, commit, crc32c, data }) => {
+                let data = place(data);
+                Request::Put(Put { key, draft, len, flags, ttl_s, condition, commit, crc32c, data })
+            }
+            Self::PutMore(PutMore { draft, offset, commit, crc32c, data }) => {
+                Request::PutMore(PutMore { draft, offset, commit, crc32c, data: place(data) })
+            }
+            Self::PutDrop { draft } => Request::PutDrop { draft },
+            Self::Delete(deletions) => Request::Delete(deletions),
+            Self::Touch(touches) => Request::Touch(touches),
+            Self::List(list) => Request::List(list),
+            Self::Pin(keys) => Request::Pin(keys),
+            Self::Unpin(keys) => Request::Unpin(keys),
+        }
+    }
+
     /// The procedure it calls, with what of it may be reduced.
     pub fn procedure(&self) -> &'static Procedure {
         let number = match self {
