@@ -233,7 +233,7 @@ impl Store {
 }
 
 /// Why `condition` does not hold for what is there, if it does not.
-fn refusal(condition: Condition, living: Option<u64>) -> Option<Committed> {
+pub(crate) fn refusal(condition: Condition, living: Option<u64>) -> Option<Committed> {
     match (condition, living) {
         (Condition::Any, _) | (Condition::Absent, None) | (Condition::Present, Some(_)) => None,
         (Condition::Absent, Some(_)) | (Condition::Present, None) => Some(Committed::NotStored),

@@ -137,7 +137,7 @@ impl Store {
     }
 
     /// What readers may pin, the one long value aside.
-    pub(super) fn pins_bytes_max(&self, class: Class) -> u64 {
+    pub(crate) fn pins_bytes_max(&self, class: Class) -> u64 {
         (self.capacity_bytes(class) as f64 * self.shared.sizes.pinned_share) as u64
     }
 
