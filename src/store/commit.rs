@@ -147,6 +147,7 @@ impl Store {
                     return refusal;
                 }
                 self.link(&object);
+                self.insert_name(entry.key());
                 drop(entry.insert(object.clone()));
                 None
             }

@@ -3,8 +3,8 @@
 //! [`Store`] is a shared handle. Look-up, commit, delete and touch are plain calls on any thread; what has to wait (claims,
 //! memory, write-behind, growth of the pool) is driven by the `Store` actor through the calls marked so below.
 //!
-//! Lock order: index entry, then policy, then segment state, then residency lists. The allocators of arena and extents are
-//! leaves. No lock is held over I/O or a message, and no index entry over an allocation or an eviction.
+//! Lock order: index entry, then policy, then segment state, then residency lists. The namespace (under an index entry) and
+//! the allocators of arena and extents are leaves. No lock is held over I/O or a message, and no index entry over an allocation or an eviction.
 
 pub mod claims;
 mod clock;
@@ -14,6 +14,7 @@ pub mod eviction;
 pub mod extents;
 pub mod fifo;
 pub mod key;
+pub mod namespace;
 pub mod object;
 mod pin;
 pub mod pool;
@@ -33,6 +34,7 @@ use crate::store::claims::{Claims, ExtraPin};
 use crate::store::eviction::S3Fifo;
 use crate::store::extents::Extents;
 use crate::store::key::ObjectKey;
+use crate::store::namespace::{NAME_BYTES, Namespace};
 use crate::store::object::{Object, Piece};
 use crate::store::segment::{Class, Residency};
 use crate::wake::Wake;
@@ -111,6 +113,8 @@ impl Counters {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Gauges {
     pub objects: u64,
+    /// Names in the namespace.
+    pub names: u64,
     pub value_bytes: u64,
     pub index_bytes: u64,
     pub memory_bytes: u64,
@@ -133,6 +137,7 @@ struct Shared {
     clock: Clock,
     sizes: Sizes,
     index: DashMap<ObjectKey, Arc<Object>, ahash::RandomState>,
+    namespace: Option<Namespace>,
     region: Arc<Region>,
     extents: Arc<Extents>,
     residency: Arc<Residency>,
@@ -165,10 +170,24 @@ impl Store {
     /// # Errors
     /// The arena cannot be mapped.
     pub fn new(sizes: Sizes) -> io::Result<Self> {
+        Self::make(sizes, None)
+    }
+
+    /// As [`Store::new`], with a namespace: it can [`list`](Store::list). Setting a new key and removing one take longer
+    /// then, and every key takes more of the index.
+    ///
+    /// # Errors
+    /// The arena cannot be mapped.
+    pub fn with_namespace(sizes: Sizes) -> io::Result<Self> {
+        Self::make(sizes, Some(Namespace::default()))
+    }
+
+    fn make(sizes: Sizes, namespace: Option<Namespace>) -> io::Result<Self> {
         let wake = Arc::new(Wake::default());
         let shared = Shared {
             clock: Clock::default(),
             index: DashMap::with_hasher(ahash::RandomState::new()),
+            namespace,
             region: Region::map(sizes.memory_bytes, wake.clone())?,
             extents: Extents::new(&sizes.pool_bytes, wake.clone()),
             residency: Arc::default(),
@@ -231,6 +250,7 @@ impl Store {
         let (claims, claimed_bytes) = shared.claims.granted();
         Gauges {
             objects: self.policy(Class::Small).len() as u64 + self.policy(Class::Large).len() as u64,
+            names: shared.namespace.as_ref().map_or(0, Namespace::len) as u64,
             value_bytes: shared.value_bytes.load(Ordering::Relaxed),
             index_bytes: shared.index_bytes.load(Ordering::Relaxed),
             memory_bytes: shared.region.len(),
@@ -282,7 +302,7 @@ impl Store {
 
     /// Takes the object out of the index. False if there was none.
     pub fn delete(&self, key: &[u8], now: u64) -> bool {
-        let Some(object) = self.shared.index.remove_if(key, |_, object| self.unlink(object)).map(|(_, o)| o) else {
+        let Some(object) = self.shared.index.remove_if(key, |_, object| self.depart(object)).map(|(_, o)| o) else {
             return false;
         };
         self.death(&object, now).is_none()
@@ -354,7 +374,7 @@ impl Store {
         let removed = self
             .shared
             .index
-            .remove_if(object.key.as_bytes(), |_, found| Arc::ptr_eq(found, object) && self.unlink(found));
+            .remove_if(object.key.as_bytes(), |_, found| Arc::ptr_eq(found, object) && self.depart(found));
         if removed.is_some() {
             Counters::add(&self.shared.counters.lost, 1);
         }
@@ -371,15 +391,37 @@ impl Store {
         *object.standing() = Some(standing);
     }
 
-    /// Under the index entry of an object that leaves the index. Always true, for use in conditions.
-    fn unlink(&self, object: &Arc<Object>) -> bool {
+    /// Under the index entry of an object that leaves the index with its key. Always true, for use in conditions.
+    fn depart(&self, object: &Arc<Object>) -> bool {
+        self.unlink(object);
+        self.remove_name(object.key.as_bytes())
+    }
+
+    /// Under the index entry of a key that is new.
+    fn insert_name(&self, key: &ObjectKey) {
+        if let Some(namespace) = &self.shared.namespace {
+            namespace.insert(key.clone());
+            self.shared.index_bytes.fetch_add(NAME_BYTES, Ordering::Relaxed);
+        }
+    }
+
+    /// Under the index entry of a key that leaves the index. Always true, for use in conditions.
+    fn remove_name(&self, key: &[u8]) -> bool {
+        if let Some(namespace) = &self.shared.namespace {
+            namespace.remove(key);
+            self.shared.index_bytes.fetch_sub(NAME_BYTES, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Under the index entry of an object that leaves the index.
+    fn unlink(&self, object: &Arc<Object>) {
         let mut policy = self.policy(object.class);
         let standing = object.standing().take();
         let withdrawn = standing.and_then(|standing| policy.withdraw(standing));
         drop(policy);
         drop(withdrawn);
         self.forget(object);
-        true
     }
 
     fn forget(&self, object: &Object) {
@@ -402,7 +444,7 @@ impl Store {
         let dead = self
             .shared
             .index
-            .remove_if(object.key.as_bytes(), |_, found| Arc::ptr_eq(found, object) && self.unlink(found));
+            .remove_if(object.key.as_bytes(), |_, found| Arc::ptr_eq(found, object) && self.depart(found));
         if dead.is_some() {
             let counters = &self.shared.counters;
             match miss {

@@ -195,7 +195,9 @@ impl Store {
             let Some(victim) = victim else { return false };
             *victim.standing() = None;
             let unpinned = |_: &ObjectKey, found: &Arc<Object>| {
-                Arc::ptr_eq(found, &victim) && victim.pins.load(Ordering::SeqCst) == 0
+                Arc::ptr_eq(found, &victim)
+                    && victim.pins.load(Ordering::SeqCst) == 0
+                    && self.remove_name(victim.key.as_bytes())
             };
             if self.shared.index.remove_if(victim.key.as_bytes(), unpinned).is_some() {
                 self.forget(&victim);
