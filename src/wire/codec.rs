@@ -228,6 +228,75 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// An item that is read and written as it is declared.
+pub trait Codec: Sized {
+    /// Octets that it has at least.
+    const BYTES_MIN: usize;
+
+    /// # Errors
+    /// [`XdrError`].
+    fn read(reader: &mut Reader<'_>) -> Result<Self, XdrError>;
+
+    fn write(&self, writer: &mut Writer);
+}
+
+impl Codec for u32 {
+    const BYTES_MIN: usize = 4;
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self, XdrError> {
+        reader.u32()
+    }
+
+    fn write(&self, writer: &mut Writer) {
+        writer.u32(*self);
+    }
+}
+
+impl Codec for u64 {
+    const BYTES_MIN: usize = 8;
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self, XdrError> {
+        reader.u64()
+    }
+
+    fn write(&self, writer: &mut Writer) {
+        writer.u64(*self);
+    }
+}
+
+impl Codec for bool {
+    const BYTES_MIN: usize = 4;
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self, XdrError> {
+        reader.bool()
+    }
+
+    fn write(&self, writer: &mut Writer) {
+        writer.bool(*self);
+    }
+}
+
+/// Declares a struct whose fields go over the wire in the order they are named, and each is named once.
+macro_rules! codec_struct {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident { $($(#[$field_meta:meta])* $field_vis:vis $field:ident: $type:ty,)+ }) => {
+        $(#[$meta])*
+        $vis struct $name { $($(#[$field_meta])* $field_vis $field: $type,)+ }
+
+        impl $crate::wire::codec::Codec for $name {
+            const BYTES_MIN: usize = 0 $(+ <$type as $crate::wire::codec::Codec>::BYTES_MIN)+;
+
+            fn read(reader: &mut $crate::wire::codec::Reader<'_>) -> Result<Self, $crate::wire::codec::XdrError> {
+                Ok(Self { $($field: $crate::wire::codec::Codec::read(reader)?,)+ })
+            }
+
+            fn write(&self, writer: &mut $crate::wire::codec::Writer) {
+                $($crate::wire::codec::Codec::write(&self.$field, writer);)+
+            }
+        }
+    };
+}
+pub(crate) use codec_struct;
+
 /// Puts items one behind the other.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Writer {

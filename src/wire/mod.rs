@@ -4,4 +4,5 @@ pub mod iwarp;
 pub mod memcache;
 pub mod native;
 pub mod onc_rpc;
+pub mod rpcrdma;
 pub mod seq;
