@@ -373,7 +373,7 @@ fn request(seed: &Seed) -> Request<'_, Item> {
 }
 
 fn status() -> impl Strategy<Value = Status> {
-    (0_u32..14).prop_map(|number| Status::from_number(number).unwrap())
+    (0_u32..15).prop_map(|number| Status::from_number(number).unwrap())
 }
 
 fn any_way() -> impl Strategy<Value = Way> {

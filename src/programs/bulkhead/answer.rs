@@ -18,7 +18,7 @@ const GOT_BYTES: usize = 32;
 /// Octets of a [`PinnedVersion`] as encoded.
 const PINNED_BYTES: usize = 12;
 /// Octets of an [`Entry`] as encoded but for its key and that key's roundup.
-const ENTRY_BYTES: usize = 20;
+pub(super) const ENTRY_BYTES: usize = 20;
 const _: () = assert!(ENTRY_BYTES_MAX as usize == ENTRY_BYTES + KEY_BYTES_MAX);
 
 /// What STAT says of one key: all zero but the status where that is not OK.

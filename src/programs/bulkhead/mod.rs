@@ -109,11 +109,12 @@ pub enum Status {
     BadRange = 11,
     TooSmall = 12,
     Limit = 13,
+    Unsupported = 14,
 }
 
 impl Status {
     /// All of them, each at its number.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Ok,
         Self::NotFound,
         Self::Exists,
@@ -128,6 +129,7 @@ impl Status {
         Self::BadRange,
         Self::TooSmall,
         Self::Limit,
+        Self::Unsupported,
     ];
 
     pub const fn number(self) -> u32 {

@@ -4,7 +4,7 @@ use crate::store::{Sizes, Store};
 
 /// 8 MiB of arena and a pool of 4 MiB; values above 64 KiB go to the pool.
 pub fn store() -> Store {
-    let store = Store::new(Sizes {
+    let store = Store::with_namespace(Sizes {
         memory_bytes: 8 << 20,
         head_bytes: 64 << 10,
         value_bytes_max: 2 << 20,
