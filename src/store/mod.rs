@@ -24,7 +24,7 @@ pub mod uring;
 pub mod whole;
 
 pub use clock::Clock;
-pub use commit::{Committed, Condition, Expiry, Joined, Side};
+pub use commit::{Committed, Condition, Deleted, Expiry, Joined, Side};
 pub use pin::Pinned;
 pub use space::{GROWTH_LOW_BYTES, Short};
 
@@ -278,6 +278,17 @@ impl Store {
     pub fn peek(&self, key: &[u8], now: u64) -> Option<Arc<Object>> {
         let entry = self.shared.index.get(key)?;
         self.death(entry.value(), now).is_none().then(|| entry.value().clone())
+    }
+
+    /// As [`Store::peek`], and buries what is dead.
+    fn living(&self, key: &[u8], now: u64) -> Option<Arc<Object>> {
+        let (object, death) = {
+            let entry = self.shared.index.get(key)?;
+            (entry.value().clone(), self.death(entry.value(), now))
+        };
+        let Some(miss) = death else { return Some(object) };
+        self.bury(&object, miss);
+        None
     }
 
     /// Sets when the object expires. False if there is none.
