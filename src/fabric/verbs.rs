@@ -29,7 +29,7 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::queue::{Places, grant};
@@ -68,9 +68,13 @@ impl Fabric for Verbs {
     }
 
     fn lane(&self) -> Result<Arc<dyn Lane>, FabricError> {
-        static TOLD: Once = Once::new();
-        let devices = Devices::new().map_err(system("open RDMA devices"))?;
-        TOLD.call_once(|| devices.all().iter().for_each(|device| describe(device)));
+        static TOLD: Mutex<bool> = Mutex::new(false);
+        let mut told = lock(&TOLD);
+        if !*told {
+            device::describe_all().map_err(system("look for RDMA devices"))?;
+            *told = true;
+        }
+        drop(told);
         let bell = Bell::new().map_err(system("make an eventfd"))?;
         let timer = Timer::new().map_err(system("make a timer"))?;
         let manager = EventChannel::new().map_err(system("make an event channel of the connection manager"))?;
@@ -83,7 +87,7 @@ impl Fabric for Verbs {
             epoll,
             timer,
             manager: Arc::new(manager),
-            devices,
+            devices: Devices::default(),
             channels: Mutex::default(),
             state: Mutex::default(),
             driver: Mutex::default(),
@@ -94,15 +98,6 @@ impl Fabric for Verbs {
         };
         Ok(Arc::new(VerbsLane { shared: Arc::new(shared) }))
     }
-}
-
-fn describe(device: &Device) {
-    let transport = if device.is_iwarp() { "iWARP" } else { "InfiniBand or RoCE" };
-    let invalidation = match device.has_windows() {
-        true => "memory windows of type 2, bound for each region that the peer may give back",
-        false => "a registration for each region",
-    };
-    tracing::info!(device = device.name(), transport, invalidation, "RDMA device");
 }
 
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> FabricError {
@@ -119,8 +114,8 @@ struct LaneShared {
     timer: Timer,
     manager: Arc<EventChannel>,
     devices: Devices,
-    /// One for each device in use, for good.
-    channels: Mutex<Vec<Arc<CompletionChannel>>>,
+    /// One for each device in use, until it is removed; by its descriptor's token.
+    channels: Mutex<HashMap<u64, Arc<CompletionChannel>>>,
     state: Mutex<LaneState>,
     /// Held by whoever drives: only then are queue pairs and completion queues destroyed. Taken before any other lock.
     driver: Mutex<Driver>,
@@ -193,12 +188,14 @@ impl LaneShared {
     /// Where the completions of `device` are announced.
     fn channel_of(&self, device: &Arc<Device>) -> io::Result<Arc<CompletionChannel>> {
         let mut channels = lock(&self.channels);
-        if let Some(channel) = channels.iter().find(|channel| Arc::ptr_eq(channel.device(), device)) {
+        if let Some(channel) = channels.values().find(|channel| Arc::ptr_eq(channel.device(), device)) {
             return Ok(Arc::clone(channel));
         }
         let channel = Arc::new(CompletionChannel::new(Arc::clone(device))?);
-        self.epoll.add(channel.as_fd(), CHANNELS + channels.len() as u64, true, false)?;
-        channels.push(Arc::clone(&channel));
+        // The numbers of queue pairs begin there, and none comes twice.
+        let token = CHANNELS + QpNum::next().0;
+        self.epoll.add(channel.as_fd(), token, true, false)?;
+        channels.insert(token, Arc::clone(&channel));
         Ok(channel)
     }
 
@@ -260,6 +257,14 @@ impl LaneShared {
     }
 
     fn handle(&self, token: u64, happened: Happened) {
+        if matches!(happened, Happened::Removed)
+            && let Some(device) = self.devices.remove(token)
+        {
+            // Its connections and its listener hear of it themselves; with the last of them it is closed.
+            tracing::debug!(device = device.name(), "an RDMA device was removed");
+            lock(&self.channels).retain(|_, channel| !Arc::ptr_eq(channel.device(), &device));
+            return;
+        }
         let mut state = lock(&self.state);
         if let Some(end) = state.ends.get(&token).cloned() {
             drop(state);
@@ -287,7 +292,11 @@ impl LaneShared {
                 state.outbox.push_back(Event::ConnectRequest(request));
             }
             Happened::Removed if state.listeners.contains_key(&token) => {
-                tracing::error!("the device of a listener was removed: nobody can connect there any more");
+                let gone = state.listeners.remove(&token);
+                drop(state);
+                if let Some((_, address)) = gone {
+                    tracing::error!(%address, "the RDMA device of a door was removed: nobody can connect there any more");
+                }
             }
             Happened::Disconnected | Happened::Removed => {
                 let closed = state.closing.remove(&token);
@@ -325,7 +334,7 @@ impl LaneShared {
                     more |= count > 0;
                 }
                 token => {
-                    let channel = lock(&self.channels).get((token - CHANNELS) as usize).cloned();
+                    let channel = lock(&self.channels).get(&token).cloned();
                     while let Some(number) = channel.as_ref().and_then(|channel| channel.poll()) {
                         if let Some(end) = lock(&self.state).ends.get(&number) {
                             end.is_armed.store(false, Ordering::SeqCst);

@@ -4,6 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
+use std::mem::offset_of;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull, addr_of_mut};
@@ -160,6 +161,17 @@ impl Identifier {
         Ok(Self { raw: NonNull::new(raw).ok_or(io::ErrorKind::OutOfMemory)?, channel: Arc::clone(channel) })
     }
 
+    /// Another one at the same local address, and so of the same device, with a port of its own.
+    pub(super) fn beside(&self, channel: &Arc<EventChannel>, token: u64) -> io::Result<Self> {
+        let own = Self::new(channel, token)?;
+        // SAFETY: a live identifier. librdmacm writes this field when it is bound or made, which is over when this is asked.
+        let mut address = unsafe { self.raw.as_ref().route.addresses.source };
+        set_port(&mut address, 0);
+        // SAFETY: a live identifier, and an address that is only read.
+        check(unsafe { sys::rdma_bind_addr(own.raw.as_ptr(), ptr::from_mut(&mut address).cast()) })?;
+        Ok(own)
+    }
+
     /// Events carry `token` from now on.
     pub(super) fn set_token(&self, token: u64) {
         // SAFETY: the identifier is alive, and librdmacm itself never touches this field after creation.
@@ -299,6 +311,13 @@ fn parameters(terms: Terms, private_data: &[u8]) -> sys::ConnectionParameters {
         srq: 0,
         qp_num: 0,
     }
+}
+
+/// The port lies at one place in addresses of either family.
+fn set_port(storage: &mut libc::sockaddr_storage, port: u16) {
+    const _: () = assert!(offset_of!(libc::sockaddr_in, sin_port) == offset_of!(libc::sockaddr_in6, sin6_port));
+    // SAFETY: the storage is large and aligned enough for either, and every value is a port.
+    unsafe { (*ptr::from_mut(storage).cast::<libc::sockaddr_in>()).sin_port = port.to_be() };
 }
 
 fn address_of(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {

@@ -6,76 +6,37 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ibverbs::{ibv_access_flags, ibv_wc};
 use ibverbs_sys::{self as verbs, ibv_context, ibv_cq, ibv_mr, ibv_mw, ibv_pd};
 
-use super::super::Access;
 use super::super::region::shared::SharedSpan;
+use super::super::{Access, QpNum};
+use super::cm::{EventChannel, Identifier};
 use super::sys;
 
 /// Completions taken from one queue at a time.
 pub(super) const POLL_COUNT_MAX: usize = 16;
 
-/// All RDMA devices that librdmacm has opened, kept open.
-struct Opened {
-    list: NonNull<*mut ibv_context>,
-    count: usize,
-}
-
-// SAFETY: the list is written by `rdma_get_devices` alone and never changed; contexts of libibverbs may be used by any
-// thread.
-unsafe impl Send for Opened {}
-// SAFETY: as above.
-unsafe impl Sync for Opened {}
-
-impl Opened {
-    fn new() -> io::Result<Self> {
-        let mut count = 0;
-        // SAFETY: `count` is valid for writing.
-        let list = unsafe { sys::rdma_get_devices(&mut count) };
-        match (NonNull::new(list), usize::try_from(count)) {
-            (Some(list), Ok(count)) => Ok(Self { list, count }),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
-    fn contexts(&self) -> &[*mut ibv_context] {
-        // SAFETY: `rdma_get_devices` gave a list of that many contexts, which lives until `rdma_free_devices`.
-        unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.count) }
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        // SAFETY: the list came from `rdma_get_devices` and is freed once; whoever uses a context holds an `Arc` of this.
-        unsafe { sys::rdma_free_devices(self.list.as_ptr()) };
-    }
-}
-
-/// One RDMA device.
-pub(super) struct Device {
-    context: NonNull<ibv_context>,
+/// What a device is and can do.
+struct Abilities {
     name: String,
     is_iwarp: bool,
     has_windows: bool,
     send_depth_max: usize,
     completion_depth_max: usize,
     read_depth_max: usize,
-    _opened: Arc<Opened>,
 }
 
-// SAFETY: libibverbs may be called by any thread with the same context, which `_opened` keeps open.
-unsafe impl Send for Device {}
-// SAFETY: as above.
-unsafe impl Sync for Device {}
-
-impl Device {
-    fn new(context: NonNull<ibv_context>, opened: &Arc<Opened>) -> io::Result<Self> {
+impl Abilities {
+    /// # Safety
+    /// The context is open.
+    unsafe fn of(context: NonNull<ibv_context>) -> io::Result<Self> {
         // SAFETY: plain numbers, for which zero is a value.
         let mut limits: verbs::ibv_device_attr = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is open while `opened` lives, and `limits` valid for writing.
+        // SAFETY: the caller's promise, and `limits` is valid for writing.
         check(unsafe { verbs::ibv_query_device(context.as_ptr(), &mut limits) })?;
         // SAFETY: an open context points to its device, whose name ends with a zero.
         let (name, transport, alloc_mw) = unsafe {
@@ -86,44 +47,104 @@ impl Device {
         let type_2 = verbs::IBV_DEVICE_MEM_WINDOW_TYPE_2A | verbs::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
         let positive = |number: c_int| usize::try_from(number).unwrap_or(0);
         Ok(Self {
-            context,
             name,
             is_iwarp: transport == verbs::IBV_TRANSPORT_IWARP,
             has_windows: limits.device_cap_flags & type_2 != 0 && limits.max_mw > 0 && alloc_mw.is_some(),
             send_depth_max: positive(limits.max_qp_wr),
             completion_depth_max: positive(limits.max_cqe),
             read_depth_max: positive(limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom)),
-            _opened: Arc::clone(opened),
         })
     }
 
+    fn describe(&self) {
+        let transport = if self.is_iwarp { "iWARP" } else { "InfiniBand or RoCE" };
+        let invalidation = match self.has_windows {
+            true => "memory windows of type 2, bound for each region that the peer may give back",
+            false => "a registration for each region",
+        };
+        tracing::info!(device = self.name, transport, invalidation, "RDMA device");
+    }
+}
+
+/// Writes what each device of this machine can do into the log. None is kept open.
+///
+/// # Errors
+/// `NotFound` if there is none, else what libibverbs says.
+pub(super) fn describe_all() -> io::Result<()> {
+    let none = || io::Error::new(io::ErrorKind::NotFound, "this machine has no RDMA device");
+    let mut count = 0;
+    // SAFETY: `count` is valid for writing.
+    let list = unsafe { verbs::ibv_get_device_list(&mut count) };
+    let Some(list) = NonNull::new(list) else {
+        // Without any, libibverbs says "function not implemented".
+        let error = io::Error::last_os_error();
+        return Err(if error.raw_os_error() == Some(libc::ENOSYS) { none() } else { error });
+    };
+    let count = usize::try_from(count).unwrap_or(0);
+    for at in 0..count {
+        // SAFETY: the list has so many devices, and they live until it is freed.
+        let context = NonNull::new(unsafe { verbs::ibv_open_device(*list.as_ptr().add(at)) });
+        let Some(context) = context else { continue };
+        // SAFETY: just opened.
+        match unsafe { Abilities::of(context) } {
+            Ok(abilities) => abilities.describe(),
+            Err(error) => tracing::warn!(%error, "an RDMA device does not say what it can do"),
+        }
+        // SAFETY: opened above, and nothing was made of it.
+        report("a context", unsafe { verbs::ibv_close_device(context.as_ptr()) });
+    }
+    // SAFETY: it came from `ibv_get_device_list`, and is freed once.
+    unsafe { verbs::ibv_free_device_list(list.as_ptr()) };
+    if count == 0 { Err(none()) } else { Ok(()) }
+}
+
+/// One RDMA device that a lane uses.
+///
+/// librdmacm opened it, and keeps it open for as long as an identifier is bound to it; `anchor` is one. A device that was
+/// removed is gone only when nobody has it open any more: until then, whoever removes it may have to wait.
+pub(super) struct Device {
+    context: NonNull<ibv_context>,
+    abilities: Abilities,
+    /// Names the anchor in events.
+    token: u64,
+    was_removed: AtomicBool,
+    /// `Some` until the end.
+    anchor: Option<Identifier>,
+}
+
+// SAFETY: libibverbs may be called by any thread with the same context, which the anchor keeps open.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
     pub(super) fn name(&self) -> &str {
-        &self.name
+        &self.abilities.name
     }
 
     /// RDMAP's rules hold: the sink of a Read is opened to the peer, and any key of a connection may be invalidated by it.
     pub(super) fn is_iwarp(&self) -> bool {
-        self.is_iwarp
+        self.abilities.is_iwarp
     }
 
     /// Memory windows of type 2 can be bound and invalidated by requests.
     pub(super) fn has_windows(&self) -> bool {
-        self.has_windows
+        self.abilities.has_windows
     }
 
     /// Requests of one queue.
     pub(super) fn depth_max(&self) -> usize {
-        self.send_depth_max
+        self.abilities.send_depth_max
     }
 
     /// Completions of one queue.
     pub(super) fn completion_depth_max(&self) -> usize {
-        self.completion_depth_max
+        self.abilities.completion_depth_max
     }
 
     /// Reads outstanding in one direction.
     pub(super) fn read_depth_max(&self) -> usize {
-        self.read_depth_max
+        self.abilities.read_depth_max
     }
 
     /// Numbers of the queue pairs (their contexts) that the device says a peer has misused since the last call.
@@ -157,59 +178,67 @@ impl Device {
     }
 }
 
-impl fmt::Debug for Device {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device").field("name", &self.name).field("is_iwarp", &self.is_iwarp).finish_non_exhaustive()
+impl Drop for Device {
+    fn drop(&mut self) {
+        drop(self.anchor.take());
+        if self.was_removed.load(Ordering::Relaxed) {
+            forget_removed();
+        }
     }
 }
 
-/// The devices a lane has met.
-#[derive(Debug)]
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("name", &self.name()).field("is_iwarp", &self.is_iwarp()).finish_non_exhaustive()
+    }
+}
+
+/// librdmacm closes devices that were removed when it lists those that are there, and at no other time (rdma-core 44). With
+/// none left it does not.
+fn forget_removed() {
+    let mut count = 0;
+    // SAFETY: `count` is valid for writing.
+    let list = unsafe { sys::rdma_get_devices(&mut count) };
+    if !list.is_null() {
+        // SAFETY: the list came from `rdma_get_devices`, is freed once, and nothing of it was used.
+        unsafe { sys::rdma_free_devices(list) };
+    }
+}
+
+/// The devices a lane uses.
+#[derive(Debug, Default)]
 pub(super) struct Devices {
     known: Mutex<Vec<Arc<Device>>>,
 }
 
 impl Devices {
-    /// # Errors
-    /// `NotFound` if there is none, else what librdmacm says.
-    pub(super) fn new() -> io::Result<Self> {
-        let none = || io::Error::new(io::ErrorKind::NotFound, "this machine has no RDMA device");
-        // Without any, libibverbs says "function not implemented" and librdmacm "no such device".
-        match ibverbs::devices() {
-            Ok(devices) if devices.is_empty() => return Err(none()),
-            Ok(_) => {}
-            Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => return Err(none()),
-            Err(error) => return Err(error),
-        }
-        let devices = Self { known: Mutex::default() };
-        devices.list(&mut devices.lock())?;
-        Ok(devices)
-    }
-
-    fn list(&self, known: &mut Vec<Arc<Device>>) -> io::Result<()> {
-        let opened = Arc::new(Opened::new()?);
-        for context in opened.contexts().iter().copied().filter_map(NonNull::new) {
-            if !known.iter().any(|device| device.context == context) {
-                known.push(Arc::new(Device::new(context, &opened)?));
-            }
-        }
-        Ok(())
-    }
-
-    /// The device behind a context that librdmacm opened.
-    pub(super) fn of(&self, context: NonNull<ibv_context>) -> io::Result<Arc<Device>> {
+    /// The device that `id` is bound to. Events of its anchor come on `channel`.
+    pub(super) fn of(&self, id: &Identifier, channel: &Arc<EventChannel>) -> io::Result<Arc<Device>> {
+        let context = id.context().ok_or(io::ErrorKind::NotConnected)?;
         let mut known = self.lock();
-        let find = |known: &[Arc<Device>]| known.iter().find(|device| device.context == context).cloned();
-        if let Some(device) = find(&known) {
-            return Ok(device);
+        if let Some(device) = known.iter().find(|device| device.context == context) {
+            return Ok(Arc::clone(device));
         }
-        // It was plugged in since.
-        self.list(&mut known)?;
-        find(&known).ok_or_else(|| io::ErrorKind::NotFound.into())
+        let token = QpNum::next().0;
+        let anchor = id.beside(channel, token)?;
+        if anchor.context() != Some(context) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        // SAFETY: the anchor keeps it open.
+        let abilities = unsafe { Abilities::of(context) }?;
+        let was_removed = AtomicBool::new(false);
+        let device = Arc::new(Device { context, abilities, token, was_removed, anchor: Some(anchor) });
+        known.push(Arc::clone(&device));
+        Ok(device)
     }
 
-    pub(super) fn all(&self) -> Vec<Arc<Device>> {
-        self.lock().clone()
+    /// Gives away the device whose anchor `token` names: nothing new is made on it.
+    pub(super) fn remove(&self, token: u64) -> Option<Arc<Device>> {
+        let mut known = self.lock();
+        let at = known.iter().position(|device| device.token == token)?;
+        let device = known.swap_remove(at);
+        device.was_removed.store(true, Ordering::Relaxed);
+        Some(device)
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Device>>> {
@@ -269,7 +298,7 @@ impl Registration {
     /// # Safety
     /// The memory stays mapped, and is not lent as a slice while the device has it, as long as this lives.
     pub(super) unsafe fn private(pd: &Arc<ProtectionDomain>, base: NonNull<u8>, len: usize) -> io::Result<Self> {
-        let access = match pd.device.is_iwarp {
+        let access = match pd.device.is_iwarp() {
             // A Read's sink is named to the peer, whose Response is a tagged message like a Write (RFC 5040 §5.3).
             true => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE,
             false => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE,

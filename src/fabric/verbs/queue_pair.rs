@@ -149,8 +149,7 @@ impl End {
         phase: Phase,
         terms: Terms,
     ) -> io::Result<Self> {
-        let context = id.context().ok_or(io::ErrorKind::NotConnected)?;
-        let device = lane.devices.of(context)?;
+        let device = lane.devices.of(&id, &lane.manager)?;
         let channel = lane.channel_of(&device)?;
         let pd = Arc::new(ProtectionDomain::new(Arc::clone(&device))?);
         let bindings = if device.has_windows() { BINDING_COUNT_MAX } else { 0 };
