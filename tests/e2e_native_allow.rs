@@ -1,6 +1,7 @@
 //! `native.allow`: who is not named is turned away by address alone, and nobody else notices.
 
 use bulkhead::actors::start;
+use bulkhead::client::{NativeClient, Options};
 use bulkhead::config::Config;
 use bulkhead::fabric::Address;
 use bulkhead::fabric::iwarp::Iwarp;
@@ -142,8 +143,11 @@ fn the_flag_reaches_the_door_and_an_address_is_logged_once() {
     }
     let admitted = ask(&mut connect_from([127, 0, 0, 9], door), b"");
     assert!(admitted.rejected && admitted.private_data != b"not_allowed", "judged by its descriptor: {admitted:?}");
+    let url = format!("native+iwarp://{door}").parse().unwrap();
+    let refused = NativeClient::connect(url, Options::default()).unwrap_err();
+    assert!(refused.to_string().ends_with("the server declined: not_allowed"), "{refused}");
     let metrics = daemon.admin_get("/metrics");
-    assert!(metrics.contains("bulkhead_native_connection_rejected_total{cause=\"not_allowed\"} 5\n"), "{metrics}");
+    assert!(metrics.contains("bulkhead_native_connection_rejected_total{cause=\"not_allowed\"} 6\n"), "{metrics}");
     let log = daemon.log();
     assert_eq!(log.matches("native.allow does not name this peer").count(), 1, "{log}");
     assert!(!log.contains("everybody who reaches this door"), "{log}");
