@@ -1,46 +1,42 @@
 //! The native client and the daemon: both doors meet one store.
 
-use bulkhead::client::{AsyncClient, Client, ClientError, Geometry, NativeClient, Options, Outcome, ServerUrl};
+use bulkhead::client::{AsyncClient, ClientError, Geometry, NativeClient, Options, Outcome, ServerUrl};
 
 mod common;
 use common::daemon::Daemon;
 use common::pattern::Pattern;
 
-fn start(crc: bool) -> (Daemon, ServerUrl, ServerUrl) {
+#[path = "native/doors.rs"]
+mod doors;
+use doors::{Doors, GEOMETRIES, SIZES, Stream, cross, cross_whole, geometry, with_geometry};
+
+fn start(crc: bool) -> Doors {
     let door = if crc { "native+iwarp://127.0.0.1:0" } else { "native+iwarp://127.0.0.1:0?crc=off" };
-    let daemon = Daemon::builder().memory("256MiB").flags(&["--native", door]).start();
-    let door = |scheme: &str| daemon.doors().iter().find(|door| door.starts_with(scheme)).expect("a door").parse();
-    let (native, text): (ServerUrl, _) = (door("native+iwarp://").unwrap(), door("memcache://").unwrap());
+    let doors = Doors::open(door, Daemon::builder().memory("256MiB"));
     // Who copies the line talks to the door as it was asked for.
-    assert!(matches!(&native, ServerUrl::NativeIwarp { crc: given, .. } if *given == crc), "{native}");
-    (daemon, native, text)
+    assert!(matches!(doors.native, ServerUrl::NativeIwarp { crc: given, .. } if given == crc), "{}", doors.native);
+    doors
 }
 
 #[test]
 fn what_one_door_stores_the_other_gives() {
     for crc in [true, false] {
-        let (daemon, native, text) = start(crc);
-        let mut native = NativeClient::connect(native, Options::default()).unwrap();
-        let mut text = Client::connect(text, Options::default()).unwrap();
-        for size in [0, 1, 191, 192, 193, 4096, 262_143, 262_144, 262_145, 1 << 20, 8 << 20, 20_000_001] {
-            let value = Pattern(size).octets(0, size as usize);
-            native.put("a", &mut &value[..], size, 5, None).unwrap();
-            text.put("b", &mut &value[..], size, 6, None).unwrap();
-            let mut copy = Vec::new();
-            let info = text.get("a", &mut copy).unwrap().unwrap();
-            assert!(info.flags == 5 && copy == value, "{size} octets by the native door");
-            copy.fill(0);
-            let info = native.get_into("b", &mut copy).unwrap().unwrap();
-            assert!(info.flags == 6 && copy == value, "{size} octets by the text door");
-        }
-        drop(native);
-        daemon.assert_nothing_leaks();
+        let doors = start(crc);
+        cross_whole(&mut doors.native(Geometry::default()), &mut doors.text(), &SIZES);
+        doors.daemon.assert_nothing_leaks();
     }
 }
 
 #[test]
+fn values_on_disk_come_through_the_native_door() {
+    let doors = Doors::open("native+iwarp://127.0.0.1:0", Daemon::builder().memory("16MiB"));
+    doors.assert_values_come_from_disk(16 << 20);
+    doors.daemon.assert_nothing_leaks();
+}
+
+#[test]
 fn requests_in_flight_on_many_connections_of_any_geometry_are_answered() {
-    let (daemon, native, _) = start(true);
+    let Doors { daemon, native, .. } = start(true);
     std::thread::scope(|scope| {
         for (index, depth) in [1_u64, 2, 7, 64].into_iter().enumerate() {
             let native = native.clone();
@@ -111,7 +107,7 @@ impl std::io::Write for Killer<'_> {
 #[test]
 fn a_daemon_killed_within_a_value_is_lost_at_once() {
     const LEN: usize = 100 << 20;
-    let (mut daemon, native, _) = start(true);
+    let Doors { mut daemon, native, .. } = start(true);
     // The time-out is too long for any test: only the end of the connection can end the wait.
     let options = Options { io_timeout: std::time::Duration::from_secs(86_400), ..Options::default() };
     let mut client = NativeClient::connect(native, options).unwrap();
@@ -126,7 +122,7 @@ fn a_daemon_killed_within_a_value_is_lost_at_once() {
 
 #[test]
 fn tasks_share_a_connection_to_the_daemon() {
-    let (daemon, native, _) = start(true);
+    let Doors { daemon, native, .. } = start(true);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let client = AsyncClient::connect(native, Options::default()).await.unwrap();
@@ -152,11 +148,11 @@ fn tasks_share_a_connection_to_the_daemon() {
 #[test]
 fn a_task_streams_both_ways() {
     const LEN: u64 = 20_000_001;
-    let (daemon, native, _) = start(false);
+    let Doors { daemon, native, .. } = start(false);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let client = AsyncClient::connect(native, Options::default()).await.unwrap();
-        let stream = |seed| Stream { pattern: Pattern(seed), at: 0, len: LEN };
+        let stream = |seed| Stream::new(seed, LEN);
         let puts =
             tokio::join!(client.put_from("a", stream(1), LEN, 3, None), client.put_from("b", stream(2), LEN, 4, None));
         assert!(puts.0.is_ok() && puts.1.is_ok(), "{puts:?}");
@@ -192,97 +188,36 @@ impl std::io::Write for Full {
     }
 }
 
-/// A pattern as a stream, so that a value of any length is never held whole.
-struct Stream {
-    pattern: Pattern,
-    at: u64,
-    len: u64,
-}
-
-impl std::io::Read for Stream {
-    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        let count = into.len().min(usize::try_from(self.len - self.at).unwrap_or(usize::MAX));
-        self.pattern.fill(self.at, &mut into[..count]);
-        self.at += count as u64;
-        Ok(count)
-    }
-}
-
-impl std::io::Write for Stream {
-    fn write(&mut self, octets: &[u8]) -> std::io::Result<usize> {
-        self.pattern.check(self.at, octets, "what came back");
-        self.at += octets.len() as u64;
-        Ok(octets.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Puts a value of `len` octets by each door and gets it by the other.
-fn cross(native: &mut NativeClient, text: &mut Client, len: u64) {
-    let stream = |pattern| Stream { pattern: Pattern(pattern), at: 0, len };
-    native.put("by-native", &mut stream(1), len, 0, None).unwrap();
-    text.put("by-text", &mut stream(2), len, 0, None).unwrap();
-    for (key, pattern) in [("by-native", 1), ("by-text", 2)] {
-        let (mut here, mut there) = (stream(pattern), stream(pattern));
-        assert_eq!(native.get(key, &mut here).unwrap().unwrap().len, len);
-        assert_eq!(text.get(key, &mut there).unwrap().unwrap().len, len);
-        assert_eq!((here.at, there.at), (len, len), "{key}");
-    }
-}
-
 #[test]
 fn a_hundred_mebibytes_cross_the_doors() {
-    let (daemon, native, text) = start(true);
-    let mut native = NativeClient::connect(native, Options::default()).unwrap();
-    cross(&mut native, &mut Client::connect(text, Options::default()).unwrap(), 100 << 20);
-    drop(native);
-    daemon.assert_nothing_leaks();
+    let doors = start(true);
+    cross(&mut doors.native(Geometry::default()), &mut doors.text(), 100 << 20);
+    doors.daemon.assert_nothing_leaks();
 }
 
 #[test]
 #[ignore = "moves 24 GiB and needs 9 GiB of disk: cargo test --release --test e2e_native_client -- --ignored"]
 fn four_gibibytes_cross_the_doors() {
-    let doors = ["--native", "native+iwarp://127.0.0.1:0"];
-    let daemon = Daemon::builder().memory("256MiB").pool("9GiB").flags(&doors).start();
-    let door = |scheme: &str| daemon.doors().iter().find(|door| door.starts_with(scheme)).unwrap().parse().unwrap();
-    let mut native = NativeClient::connect(door("native+iwarp://"), Options::default()).unwrap();
-    cross(&mut native, &mut Client::connect(door("memcache://"), Options::default()).unwrap(), 4 << 30);
-    drop(native);
-    daemon.assert_nothing_leaks();
-    assert!(daemon.rss_max_bytes() < daemon.memory_sum_bytes());
+    let doors = Doors::open("native+iwarp://127.0.0.1:0", Daemon::builder().memory("256MiB").pool("9GiB"));
+    cross(&mut doors.native(Geometry::default()), &mut doors.text(), 4 << 30);
+    doors.daemon.assert_nothing_leaks();
+    assert!(doors.daemon.rss_max_bytes() < doors.daemon.memory_sum_bytes());
 }
 
 /// The smallest ring and windows, the largest, and what lies between: each with each, as server and as client.
 #[test]
 fn any_two_geometries_understand_each_other() {
-    // Ring slots, window in KiB, windows.
-    let geometries = [(2, 4, 2), (8, 64, 3), (256, 256, 4), (64, 1024, 8)];
     std::thread::scope(|scope| {
-        for (slots, window, windows) in geometries {
+        for server in GEOMETRIES {
             scope.spawn(move || {
-                let daemon = Daemon::builder()
-                    .flags(&["--native", "native+iwarp://127.0.0.1:0"])
-                    .setting("NATIVE__RING", &format!("{}B", slots * 256))
-                    .setting("NATIVE__WINDOW", &format!("{window}KiB"))
-                    .setting("NATIVE__WINDOWS", &windows.to_string())
-                    .start();
-                let door = |scheme: &str| daemon.doors().iter().find(|door| door.starts_with(scheme)).unwrap();
-                let (native, text): (ServerUrl, ServerUrl) =
-                    (door("native+iwarp://").parse().unwrap(), door("memcache://").parse().unwrap());
-                let mut text = Client::connect(text, Options::default()).unwrap();
-                for (slots, window, window_count) in geometries {
-                    let geometry = Geometry { ring_bytes: slots * 256, window_bytes: window << 10, window_count };
-                    let options = Options { geometry, ..Options::default() };
-                    let mut native = NativeClient::connect(native.clone(), options).unwrap();
+                let doors = Doors::open("native+iwarp://127.0.0.1:0", with_geometry(server));
+                for client in GEOMETRIES {
+                    let (mut native, mut text) = (doors.native(client), doors.text());
                     for len in [0, 1, 193, 4097, 300_001, 8 << 20] {
                         cross(&mut native, &mut text, len);
                     }
                 }
-                drop(text);
-                daemon.assert_nothing_leaks();
+                doors.daemon.assert_nothing_leaks();
             });
         }
     });
@@ -291,42 +226,10 @@ fn any_two_geometries_understand_each_other() {
 #[test]
 fn many_connections_of_any_depth_are_answered() {
     // Those of one round may still be leaving when those of the next come.
-    let doors = ["--native", "native+iwarp://127.0.0.1:0"];
-    let daemon = Daemon::builder().flags(&doors).setting("NATIVE__CONNECTIONS_MAX", "512").start();
-    let door = daemon.doors().iter().find(|door| door.starts_with("native+iwarp://"));
-    let native: ServerUrl = door.unwrap().parse().unwrap();
-    let geometry = Geometry { ring_bytes: 16 << 10, window_bytes: 16 << 10, window_count: 2 };
-    let mut buffer = vec![0; 20_000];
+    let builder = Daemon::builder().setting("NATIVE__CONNECTIONS_MAX", "512");
+    let doors = Doors::open("native+iwarp://127.0.0.1:0", builder);
     for connections in [1, 16, 64, 256] {
-        let connect = |_| NativeClient::connect(native.clone(), Options { geometry, ..Options::default() }).unwrap();
-        let mut clients: Vec<_> = (0..connections).map(connect).collect();
-        for depth in [1, 2, 16, 64_u64] {
-            // Everything is in flight on all of them before the first answer is waited for.
-            for (index, client) in clients.iter_mut().enumerate() {
-                for n in 0..depth {
-                    let (key, len) = (format!("{index}-{n}"), (n * 97 + index as u64) % 20_000);
-                    if n % 2 == 0 {
-                        let value = Stream { pattern: Pattern(n), at: 0, len };
-                        client.submit_set(key, value, len, 0, None).unwrap();
-                    } else {
-                        client.submit_get(format!("{index}-{}", n - 1)).unwrap();
-                    }
-                }
-            }
-            for (index, client) in clients.iter_mut().enumerate() {
-                for n in 0..depth {
-                    let outcome = client.wait_into(&mut buffer).unwrap();
-                    if n % 2 == 0 {
-                        assert_eq!(outcome, Outcome::Stored, "{connections} connections, {depth} deep");
-                        continue;
-                    }
-                    let len = ((n - 1) * 97 + index as u64) % 20_000;
-                    assert!(matches!(outcome, Outcome::Value(info) if info.len == len), "{outcome:?}");
-                    Pattern(n - 1).check(0, &buffer[..len as usize], "in flight");
-                }
-            }
-        }
-        drop(clients);
+        doors.assert_all_are_answered(geometry(64, 16, 2), connections, &[1, 2, 16, 64]);
     }
-    daemon.assert_nothing_leaks();
+    doors.daemon.assert_nothing_leaks();
 }

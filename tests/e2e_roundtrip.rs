@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::place::{Location, push_bodies, push_heads, reads};
 use common::{Client, Daemon, GIB, KIB, MIB, Pattern, serve};
 use std::io::Read;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,45 +39,11 @@ fn get_parts(client: &mut Client, key: &str, flags: u32, parts: &[Part]) {
     client.expect("END\r\n");
 }
 
-/// Pushes others' bodies out of RAM: `bytes` in values of 8 MiB.
-fn push_bodies(client: &mut Client, bytes: u64) {
-    for index in 0..bytes.div_ceil(8 * MIB) {
-        client.set(&format!("filler-body-{index}"), Pattern(9000 + index), 8 * MIB);
-    }
-}
-
-/// Pushes others' heads of 256 KiB out too: `bytes` in values that are little more than a head.
-fn push_heads(client: &mut Client, bytes: u64) {
-    for index in 0..bytes / (256 * KIB) {
-        client.set(&format!("filler-head-{index}"), Pattern(9900 + index), 256 * KIB + 1);
-    }
-}
-
-/// Where a value lies.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Location {
-    Ram,
-    HalfOut,
-    Disk,
-}
-
-/// Reads that found the first octet in RAM, and on disk, and segments read from disk.
-fn reads(daemon: &Daemon) -> [u64; 3] {
-    ["bulkhead_store_head_hits_total", "bulkhead_store_head_misses_total", "bulkhead_disk_reads_total"]
-        .map(|name| daemon.metric(name).unwrap_or_else(|| panic!("no metric {name}")) as u64)
-}
-
 /// `get key` finds `parts`, and the counters tell where they were.
 fn get_from(daemon: &Daemon, client: &mut Client, location: Location, key: &str, parts: &[Part]) {
     let before = reads(daemon);
     get_parts(client, key, 7, parts);
-    let [hits, misses, disk] = reads(daemon);
-    let found = match (hits - before[0], misses - before[1], disk - before[2]) {
-        (1, 0, 0) => Location::Ram,
-        (1, 0, 1..) => Location::HalfOut,
-        (0, 1, 1..) => Location::Disk,
-        other => panic!("{key}: head hits, head misses, disk reads: {other:?}"),
-    };
+    let found = Location::between(before, reads(daemon));
     assert_eq!(found, location, "{key} lies elsewhere");
 }
 

@@ -18,6 +18,7 @@ pub struct Builder {
     pool: Option<String>,
     memory: Option<String>,
     unix: bool,
+    through: Vec<String>,
 }
 
 impl Builder {
@@ -56,6 +57,13 @@ impl Builder {
         self
     }
 
+    /// A command that becomes the daemon, e.g. `prlimit --nofile=64`.
+    #[must_use]
+    pub fn through(mut self, command: Vec<String>) -> Self {
+        self.through = command;
+        self
+    }
+
     /// Starts it and waits until it is ready.
     ///
     /// # Panics
@@ -64,7 +72,9 @@ impl Builder {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let pool = dir.path().join("pool");
         let socket = self.unix.then(|| dir.path().join("door.sock"));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bulkhead"));
+        let mut words = self.through.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_bulkhead")]);
+        let mut command = Command::new(words.next().expect("the daemon at least"));
+        command.args(words);
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("BULKHEAD_") {
                 command.env_remove(name);

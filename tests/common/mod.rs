@@ -8,6 +8,7 @@
 pub mod client;
 pub mod daemon;
 pub mod pattern;
+pub mod place;
 
 pub use client::Client;
 pub use daemon::{Builder, Daemon};
