@@ -8,15 +8,17 @@ use bulkhead::machine::rdma::{devices, interfaces_of, resolve};
 use bulkhead::machine::{SYSFS, numa};
 use serde_json::Value;
 
+mod rdma;
+
 /// The VM's devices, their interfaces and addresses.
 const BEDS: [(&str, &str, &str, &str); 2] =
-    [("rxe0", "rdma0", "10.99.0.1", "fd99::1"), ("siw0", "rdma1", "10.98.0.1", "fd98::1")];
+    [(rdma::RXE.device, "rdma0", rdma::RXE.v4, rdma::RXE.v6), (rdma::SIW.device, "rdma1", rdma::SIW.v4, rdma::SIW.v6)];
 
 fn has_devices() -> bool {
     let names: Vec<_> = devices(Path::new(SYSFS)).into_iter().map(|device| device.name).collect();
     let has = BEDS.iter().all(|(device, ..)| names.iter().any(|name| name == device));
     if !has {
-        println!("skipped: no rxe0 and siw0, here are {names:?}");
+        rdma::skipped(&format!("the doctor's devices are rxe0 and siw0; here are {names:?}"));
     }
     has
 }

@@ -4,12 +4,9 @@
 //!
 //! What comes out of it is written down in `docs/interop.md`.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bulkhead::fabric::iwarp::{Iwarp, Options, Segments};
 use bulkhead::fabric::*;
@@ -17,92 +14,31 @@ use bulkhead::wire::iwarp::ddp::{Msn, Tagged, Untagged};
 use bulkhead::wire::iwarp::mpa::{self, ConnectionWord, Frame, FrameKind};
 use bulkhead::wire::iwarp::rdmap::{Operation, ReadRequest, Terminate, TerminateHead};
 
-/// An emulated machine is slow; who waits this long waits for ever.
-const PATIENCE: Duration = Duration::from_secs(240);
-/// siw0's address in the VM.
-const SIW_HOST: [u8; 4] = [10, 98, 0, 1];
+mod rdma;
+use rdma::ours::Ours;
+use rdma::{PATIENCE, Program, SIW, STOCK, Settings, Siw, hex, skipped, unhex};
+
 const REGION_LEN: usize = 64 << 10;
 /// What a queue pair of kernel verbs reports for a request that the end of the connection overtook.
 const FLUSHED: &str = "5";
 /// And for a Receive whose Send was to invalidate what cannot be.
 const INVALIDATION_FAILED: &str = "9";
 
-/// The kernel's siw, for one test at a time: its settings are the machine's.
-struct Vm {
-    peer: String,
-    _turn: MutexGuard<'static, ()>,
-}
-
-/// How siw is set up. Off, off, 2 is how it comes.
-#[derive(Clone, Copy, Debug)]
-struct Siw {
-    crc: bool,
-    peer_to_peer: bool,
-    revision: u8,
-}
-
-const STOCK: Siw = Siw { crc: false, peer_to_peer: false, revision: 2 };
-
-impl Vm {
-    /// `None`, and the reason on stderr, where there is no siw to talk to.
-    fn here() -> Option<Self> {
-        static TURN: Mutex<()> = Mutex::new(());
-        match std::env::var("BULKHEAD_SIW_PEER") {
-            Ok(peer) => Some(Self { peer, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) }),
-            Err(_) => {
-                static ONCE: std::sync::Once = std::sync::Once::new();
-                // Past the test harness, which shows nothing of a test that passes.
-                ONCE.call_once(|| {
-                    let _ =
-                        std::io::stderr().write_all(b"skipped: no kernel siw here; tests/rdma-vm/suite brings one\n");
-                });
-                None
-            }
-        }
+/// The kernel's siw, for one test at a time.
+fn siw_here() -> Option<Siw> {
+    if Program::path().is_none() {
+        skipped("no kernel siw here; tests/rdma-vm/suite brings one");
+        return None;
     }
-
-    fn set(&self, siw: Siw) {
-        let flag = |set| if set { "Y" } else { "N" };
-        for (name, value) in [
-            ("mpa_crc_required", flag(siw.crc)),
-            ("peer_to_peer", flag(siw.peer_to_peer)),
-            ("mpa_version", if siw.revision == 1 { "1" } else { "2" }),
-        ] {
-            let path = format!("/sys/module/siw/parameters/{name}");
-            std::fs::write(&path, value).unwrap_or_else(|error| panic!("{path}: {error}"));
-        }
-    }
-
-    fn peer(&self) -> Peer {
-        let spawned = Command::new(&self.peer).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut child = spawned.unwrap_or_else(|error| panic!("{}: {error}", self.peer));
-        let (say, hear) = mpsc::channel();
-        let stdout = BufReader::new(child.stdout.take().expect("piped"));
-        std::thread::spawn(move || stdout.lines().map_while(Result::ok).all(|line| say.send(line).is_ok()));
-        Peer { stdin: child.stdin.take(), child, lines: hear }
-    }
+    Some(Siw::take())
 }
 
-impl Drop for Vm {
-    fn drop(&mut self) {
-        self.set(STOCK);
-    }
+fn siw_at(port: u16) -> SocketAddr {
+    SocketAddr::new(SIW.v4.parse().expect("an address"), port)
 }
 
-/// A running `siw_peer`.
-struct Peer {
-    child: Child,
-    stdin: Option<ChildStdin>,
-    lines: mpsc::Receiver<String>,
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        drop(self.stdin.take());
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+/// A running `siw_peer`, and what we do while it thinks.
+struct Peer(Program);
 
 /// What siw_peer registered.
 struct Theirs {
@@ -111,21 +47,17 @@ struct Theirs {
 }
 
 impl Peer {
+    fn start() -> Self {
+        Self(Program::start())
+    }
+
     fn tell(&mut self, command: &str) {
-        writeln!(self.stdin.as_mut().expect("open"), "{command}").expect("the peer lives");
+        self.0.tell(command);
     }
 
     /// The next line, while our side goes on. Its words.
     fn hear(&mut self, ours: &mut Ours) -> Vec<String> {
-        let start = Instant::now();
-        loop {
-            match self.lines.recv_timeout(Duration::from_millis(1)) {
-                Ok(line) => return line.split(' ').map(str::to_owned).collect(),
-                Err(mpsc::RecvTimeoutError::Timeout) => ours.turn(),
-                Err(error) => panic!("the peer is gone: {error}"),
-            }
-            assert!(start.elapsed() < PATIENCE, "the peer says nothing; ours {:?}", ours.events);
-        }
+        self.0.hear(|| ours.turn())
     }
 
     fn ask(&mut self, ours: &mut Ours, command: &str) -> Vec<String> {
@@ -135,9 +67,7 @@ impl Peer {
 
     /// Asks for what cannot fail, and gives what comes behind the first word.
     fn order(&mut self, ours: &mut Ours, command: &str, answer: &str) -> Vec<String> {
-        let mut words = self.ask(ours, command);
-        assert_eq!(words.remove(0), answer, "{command}: {words:?}");
-        words
+        self.0.order(|| ours.turn(), command, answer)
     }
 
     fn region(&mut self, ours: &mut Ours, len: usize, rights: &str) -> Theirs {
@@ -164,85 +94,6 @@ impl Peer {
     }
 }
 
-/// Our lane and what it said.
-struct Ours {
-    lane: Arc<dyn Lane>,
-    events: Vec<Event>,
-}
-
-impl Ours {
-    fn new(options: Options) -> Self {
-        Self { lane: Iwarp::new(options).lane().unwrap(), events: Vec::new() }
-    }
-
-    fn turn(&mut self) {
-        self.lane.progress(Instant::now(), &mut self.events, 32);
-    }
-
-    fn until<T>(&mut self, what: &str, mut take: impl FnMut(Event) -> Result<T, Event>) -> T {
-        let start = Instant::now();
-        loop {
-            let mut found = None;
-            let mut rest = Vec::new();
-            for event in self.events.drain(..) {
-                match found {
-                    None => match take(event) {
-                        Ok(value) => found = Some(value),
-                        Err(event) => rest.push(event),
-                    },
-                    Some(_) => rest.push(event),
-                }
-            }
-            self.events = rest;
-            if let Some(found) = found {
-                return found;
-            }
-            self.turn();
-            assert!(start.elapsed() < PATIENCE, "no {what}: {:?}", self.events);
-        }
-    }
-
-    fn request(&mut self) -> ConnectRequest {
-        self.until("request", |event| match event {
-            Event::ConnectRequest(request) => Ok(request),
-            event => Err(event),
-        })
-    }
-
-    fn established(&mut self) -> Vec<u8> {
-        self.until("connection", |event| match event {
-            Event::Established { private_data, .. } => Ok(private_data),
-            event => Err(event),
-        })
-    }
-
-    fn cause(&mut self) -> Cause {
-        self.until("disconnection", |event| match event {
-            Event::Disconnected { cause, .. } => Ok(cause),
-            event => Err(event),
-        })
-    }
-
-    fn completed(&mut self, kind: WorkKind) -> Completion {
-        self.until("completion", |event| match event {
-            Event::Completed { completion, .. } if completion.kind == kind => Ok(completion),
-            event => Err(event),
-        })
-    }
-
-    fn done(&mut self, kind: WorkKind) -> Completion {
-        let completion = self.completed(kind);
-        assert_eq!(completion.status, Status::Done, "{completion:?}; {:?}", self.events);
-        completion
-    }
-
-    fn listen(&self) -> (Box<dyn Listener>, SocketAddr) {
-        let listener = self.lane.listen(&Address::Socket((SIW_HOST, 0).into())).unwrap();
-        let Address::Socket(address) = listener.address() else { unreachable!("an iWARP listener has a socket") };
-        (listener, address)
-    }
-}
-
 /// With CRCs asked for, or not.
 fn options(crc: bool) -> Options {
     Options { crc, handshake_timeout: Duration::from_secs(50), ..Options::default() }
@@ -251,21 +102,6 @@ fn options(crc: bool) -> Options {
 fn attributes() -> Attributes {
     // siw waits 10 s for a Reply; ours waits longer than an emulated machine needs.
     Attributes { handshake_timeout: Duration::from_secs(50), ..Attributes::default() }
-}
-
-fn hex(octets: &[u8]) -> String {
-    if octets.is_empty() {
-        return "-".into();
-    }
-    // Megabytes of it, on an emulated machine.
-    let digit = |value| char::from(b"0123456789abcdef"[usize::from(value)]);
-    octets.iter().flat_map(|octet| [digit(octet >> 4), digit(octet & 15)]).collect()
-}
-
-fn unhex(word: &str) -> Vec<u8> {
-    let octets = if word == "-" { "" } else { word };
-    let value = |digit: u8| char::from(digit).to_digit(16).expect("hexadecimal") as u8;
-    octets.as_bytes().chunks_exact(2).map(|pair| value(pair[0]) << 4 | value(pair[1])).collect()
 }
 
 /// Octets that differ at every place and with every seed.
@@ -311,9 +147,9 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(vm: &Vm, dialler: Dialler, options: Options, our_data: &[u8], siw_data: &[u8], len: usize) -> Self {
-        let mut ours = Ours::new(options);
-        let mut peer = vm.peer();
+    fn new(dialler: Dialler, options: Options, our_data: &[u8], siw_data: &[u8], len: usize) -> Self {
+        let mut ours = Ours::over(&Iwarp::new(options));
+        let mut peer = Peer::start();
         let open = |qp: &dyn QueuePair| {
             qp.post_receive(buffer(qp, len)).unwrap();
             qp.register(SharedSpan::new(len).unwrap(), Access::BOTH).unwrap()
@@ -321,7 +157,7 @@ impl Pair {
         let depths = |words: &[String]| (words[0].parse().unwrap(), words[1].parse().unwrap());
         match dialler {
             Dialler::Siw => {
-                let (listener, address) = ours.listen();
+                let (listener, address) = ours.listen(SIW.v4);
                 peer.order(&mut ours, &format!("dial {} {}", address.ip(), address.port()), "dialled");
                 let theirs = peer.region(&mut ours, len, "wr");
                 peer.order(&mut ours, &format!("receive {} 0 {len}", theirs.index), "posted");
@@ -338,9 +174,7 @@ impl Pair {
                 Self { ours, qp, region, peer, theirs, _listener: Some(listener), data, depths: depths(&words[2..]) }
             }
             Dialler::Ours => {
-                let [a, b, c, d] = SIW_HOST;
-                let words = peer.order(&mut ours, &format!("listen {a}.{b}.{c}.{d} 0"), "listening");
-                let address = Address::Socket((SIW_HOST, words[0].parse().unwrap()).into());
+                let address = Address::Socket(siw_at(peer.0.listen(SIW.v4)));
                 peer.tell("request");
                 let qp = ours.lane.dial(&address, attributes()).unwrap();
                 let region = open(&*qp);
@@ -428,17 +262,17 @@ impl Pair {
 }
 
 fn every_setting(dialler: Dialler) {
-    let Some(vm) = Vm::here() else { return };
+    let Some(siw) = siw_here() else { return };
     let mut we_begin = false;
     for revision in [2, 1] {
         for (ours_crc, crc) in [(true, false), (true, true), (false, false), (false, true)] {
             for peer_to_peer in [false, true] {
-                let siw = Siw { crc, peer_to_peer, revision };
-                vm.set(siw);
-                let mut pair = Pair::new(&vm, dialler, options(ours_crc), b"ours", b"siw's", REGION_LEN);
+                let settings = Settings { crc, peer_to_peer, revision };
+                siw.set(settings);
+                let mut pair = Pair::new(dialler, options(ours_crc), b"ours", b"siw's", REGION_LEN);
                 assert_eq!(pair.data, (b"ours".to_vec(), b"siw's".to_vec()));
                 pair.exercise(1000);
-                println!("{dialler:?} dialled, our CRC {ours_crc}, {siw:?}: depths at siw {:?}", pair.depths);
+                println!("{dialler:?} dialled, our CRC {ours_crc}, {settings:?}: depths at siw {:?}", pair.depths);
                 we_begin = !we_begin;
                 pair.part(we_begin);
             }
@@ -459,11 +293,11 @@ fn our_dialler_and_a_siw_listener_do_everything_under_every_setting() {
 /// Lengths that are no multiple of 4 leave the frames of the stream at odd places.
 #[test]
 fn private_data_arrives_octet_for_octet_and_bulk_follows_wherever_the_frames_lie() {
-    let Some(vm) = Vm::here() else { return };
+    let Some(_siw) = siw_here() else { return };
     for dialler in [Dialler::Siw, Dialler::Ours] {
         for (ours_len, siw_len) in [(0, 0), (1, 2), (2, 3), (3, 1), (55, 56), (56, 251)] {
             let (our_data, siw_data) = (pattern(ours_len, 7), pattern(siw_len, 8));
-            let mut pair = Pair::new(&vm, dialler, options(true), &our_data, &siw_data, 2 * REGION_LEN);
+            let mut pair = Pair::new(dialler, options(true), &our_data, &siw_data, 2 * REGION_LEN);
             assert_eq!(pair.data, (our_data, siw_data), "{dialler:?} dialled");
             pair.exercise(REGION_LEN);
             println!("{dialler:?} dialled, {ours_len} octets of ours and {siw_len} of siw's: all arrived");
@@ -474,9 +308,9 @@ fn private_data_arrives_octet_for_octet_and_bulk_follows_wherever_the_frames_lie
 
 #[test]
 fn a_mebibyte_goes_both_ways_with_every_operation() {
-    let Some(vm) = Vm::here() else { return };
+    let Some(_siw) = siw_here() else { return };
     for (dialler, crc) in [(Dialler::Siw, false), (Dialler::Ours, false), (Dialler::Siw, true), (Dialler::Ours, true)] {
-        let mut pair = Pair::new(&vm, dialler, options(crc), b"", b"", 2 << 20);
+        let mut pair = Pair::new(dialler, options(crc), b"", b"", 2 << 20);
         pair.exercise(1 << 20);
         pair.part(false);
     }
@@ -484,11 +318,11 @@ fn a_mebibyte_goes_both_ways_with_every_operation() {
 
 #[test]
 fn a_refusal_carries_its_reason_both_ways() {
-    let Some(vm) = Vm::here() else { return };
+    let Some(siw) = siw_here() else { return };
     for revision in [2, 1] {
-        vm.set(Siw { revision, ..STOCK });
-        let (mut ours, mut peer) = (Ours::new(options(true)), vm.peer());
-        let (_listener, address) = ours.listen();
+        siw.set(Settings { revision, ..STOCK });
+        let (mut ours, mut peer) = (Ours::over(&Iwarp::new(options(true))), Peer::start());
+        let (_listener, address) = ours.listen(SIW.v4);
         peer.order(&mut ours, &format!("dial {} {}", address.ip(), address.port()), "dialled");
         peer.tell("connect - 16 16");
         ours.request().reject(b"busy");
@@ -496,11 +330,11 @@ fn a_refusal_carries_its_reason_both_ways() {
         assert_eq!((words[0].as_str(), words[2].as_str()), ("refused", hex(b"busy").as_str()), "{words:?}");
         println!("our refusal at siw, revision {revision}: {words:?}");
     }
-    vm.set(STOCK);
-    let (mut ours, mut peer) = (Ours::new(options(true)), vm.peer());
-    let port = peer.order(&mut ours, "listen 10.98.0.1 0", "listening")[0].parse().unwrap();
+    siw.set(STOCK);
+    let (mut ours, mut peer) = (Ours::over(&Iwarp::new(options(true))), Peer::start());
+    let port = peer.0.listen(SIW.v4);
     peer.tell("request");
-    let qp = ours.lane.dial(&Address::Socket((SIW_HOST, port).into()), attributes()).unwrap();
+    let qp = ours.lane.dial(&Address::Socket(siw_at(port)), attributes()).unwrap();
     qp.establish(b"please").unwrap();
     assert_eq!(peer.hear(&mut ours)[1], hex(b"please"));
     peer.order(&mut ours, &format!("reject {}", hex(b"closed today")), "rejected");
@@ -514,7 +348,7 @@ fn a_refusal_carries_its_reason_both_ways() {
 /// Our target refuses what siw does; siw's user sees the end and its requests flushed.
 #[test]
 fn our_terminate_ends_a_siw_connection() {
-    let Some(vm) = Vm::here() else { return };
+    let Some(_siw) = siw_here() else { return };
     for dialler in [Dialler::Siw, Dialler::Ours] {
         let wrongs: [fn(RemoteSpan) -> String; 5] = [
             |to| format!("write 0 0 8 {:x} {:x}", to.key.0 ^ 1, to.address),
@@ -524,7 +358,7 @@ fn our_terminate_ends_a_siw_connection() {
             |to| format!("invalidate 0 0 8 {:x}", to.key.0),
         ];
         for wrong in wrongs {
-            let mut pair = Pair::new(&vm, dialler, options(true), b"", b"", REGION_LEN);
+            let mut pair = Pair::new(dialler, options(true), b"", b"", REGION_LEN);
             let command = wrong(pair.region.remote());
             pair.peer.order(&mut pair.ours, &command, "posted");
             let cause = pair.ours.cause();
@@ -543,7 +377,7 @@ fn our_terminate_ends_a_siw_connection() {
 /// siw refuses what we do; the poster's request is refused or flushed, and the cause says what siw said.
 #[test]
 fn siws_terminate_ends_our_connection() {
-    let Some(vm) = Vm::here() else { return };
+    let Some(_siw) = siw_here() else { return };
     let key = |to: RemoteSpan| RemoteKey(to.key.0 ^ 1);
     for dialler in [Dialler::Siw, Dialler::Ours] {
         for (what, reason) in [
@@ -553,7 +387,7 @@ fn siws_terminate_ends_our_connection() {
             ("read, bounds", "RDMAP error, type 1 code 1"),
             ("send", "DDP error, type 2 code 2"),
         ] {
-            let mut pair = Pair::new(&vm, dialler, options(true), b"", b"", REGION_LEN);
+            let mut pair = Pair::new(dialler, options(true), b"", b"", REGION_LEN);
             if dialler == Dialler::Siw {
                 // Unless it offers peer-to-peer mode nothing of ours leaves before its first frame.
                 pair.peer.carry_out(&mut pair.ours, "send 0 0 4");
@@ -601,11 +435,11 @@ struct Raw {
 }
 
 impl Raw {
-    fn new(vm: &Vm, request: &Frame) -> Self {
-        let (mut ours, mut peer) = (Ours::new(options(true)), vm.peer());
-        let port: u16 = peer.order(&mut ours, "listen 10.98.0.1 0", "listening")[0].parse().unwrap();
+    fn new(request: &Frame) -> Self {
+        let (mut ours, mut peer) = (Ours::over(&Iwarp::new(options(true))), Peer::start());
+        let port = peer.0.listen(SIW.v4);
         peer.tell("request");
-        let mut stream = TcpStream::connect((std::net::Ipv4Addr::from(SIW_HOST), port)).unwrap();
+        let mut stream = TcpStream::connect(siw_at(port)).unwrap();
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(&request.encode(FrameKind::Request)).unwrap();
@@ -665,7 +499,7 @@ fn raw_request() -> Frame {
 /// end of theirs. [`Terminate::decode`] reads them all the same.
 #[test]
 fn siws_terminates_octet_for_octet() {
-    let Some(vm) = Vm::here() else { return };
+    let Some(_siw) = siw_here() else { return };
     let tagged = |control, stag, offset| Tagged { last: true, control, stag, offset }.encode().to_vec();
     let untagged = |control, own, queue, msn, offset| {
         Untagged { last: true, control, own, queue, msn: Msn(msn), offset }.encode().to_vec()
@@ -780,7 +614,7 @@ fn siws_terminates_octet_for_octet() {
         ),
     ];
     for (what, say, head, meaning) in table {
-        let raw = Raw::new(&vm, &raw_request());
+        let raw = Raw::new(&raw_request());
         assert!(raw.reply.crc && raw.reply.word.is_some(), "{:?}", raw.reply);
         let octets = say(raw.theirs.span.key.0, raw.theirs.span.address);
         let said = raw.last_words(&octets);
@@ -801,8 +635,8 @@ fn siws_terminates_octet_for_octet() {
 /// The next error sends the Terminate of this one, with the header of the other.
 #[test]
 fn siw_keeps_the_terminate_of_an_invalidation_for_later() {
-    let Some(vm) = Vm::here() else { return };
-    let mut raw = Raw::new(&vm, &raw_request());
+    let Some(_siw) = siw_here() else { return };
+    let mut raw = Raw::new(&raw_request());
     let say = |own, control, msn| {
         let header = Untagged { last: true, control, own, queue: 0, msn: Msn(msn), offset: 0 };
         fpdu(&header.encode(), &[9; 8])
@@ -822,12 +656,12 @@ fn siw_keeps_the_terminate_of_an_invalidation_for_later() {
 /// What siw answers to Requests as other initiators make them.
 #[test]
 fn siw_answers_requests_of_other_kinds() {
-    let Some(vm) = Vm::here() else { return };
+    let Some(_siw) = siw_here() else { return };
     let plain = |revision, crc| Frame { revision, crc, word: None, ..raw_request() };
     for (request, crc) in
         [(plain(1, false), false), (plain(1, true), true), (plain(2, false), false), (raw_request(), true)]
     {
-        let raw = Raw::new(&vm, &request);
+        let raw = Raw::new(&request);
         println!("{request:?}: {:?}", raw.reply);
         assert_eq!(raw.reply.revision, request.revision);
         assert_eq!((raw.reply.crc, raw.reply.word.is_some()), (crc, request.word.is_some()));
@@ -838,11 +672,11 @@ fn siw_answers_requests_of_other_kinds() {
 
 #[test]
 fn messages_cut_into_frames_of_any_size_reach_siw() {
-    let Some(vm) = Vm::here() else { return };
+    let Some(_siw) = siw_here() else { return };
     for segments in [Segments::Mss, Segments::Large, Segments::UpTo(1442), Segments::UpTo(128)] {
         for crc in [true, false] {
             let options = Options { segments, ..options(crc) };
-            let mut pair = Pair::new(&vm, Dialler::Ours, options, b"", b"", 2 * REGION_LEN);
+            let mut pair = Pair::new(Dialler::Ours, options, b"", b"", 2 * REGION_LEN);
             pair.exercise(REGION_LEN - 3);
             println!("frames cut as {segments:?}, CRC {crc}: all arrived");
             pair.part(true);

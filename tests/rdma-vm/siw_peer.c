@@ -1,6 +1,7 @@
 /*
  * A peer on kernel RDMA that does what it is told: one connection, one command a line on stdin, one line of answer each.
- * Nothing of Bulkhead is in it: librdmacm and libibverbs alone, so that our iWARP stack meets somebody else's.
+ * Nothing of Bulkhead is in it: librdmacm and libibverbs alone, so that our iWARP stack meets somebody else's, and so that a
+ * peer can stop where ours do not. It serves siw and every other device.
  *
  *   cc -Wall -Wextra -Werror -o siw_peer siw_peer.c -lrdmacm -libverbs
  *
@@ -9,7 +10,11 @@
  *   accept DATA IRD ORD          established DATA IRD ORD
  *   reject DATA                  rejected
  *   dial ADDRESS PORT            dialled                            resolved; the queue pair is made, nothing is sent
+ *   resolve ADDRESS PORT         resolved                           the same without a queue pair
  *   connect DATA IRD ORD         established DATA IRD ORD | refused STATUS DATA | failed EVENT STATUS
+ *                                answered DATA IRD ORD              without a queue pair, where that is possible: reject refuses it
+ *   ask DATA IRD ORD             asked                              connect, but waits for nothing
+ *   look                         there                              waits until there is an event, and does not take it
  *   region LEN RIGHTS            region INDEX KEY ADDRESS           RIGHTS: of w(rite) r(ead), or -
  *   fill REGION OFFSET OCTETS    filled
  *   dump REGION OFFSET LEN       octets OCTETS
@@ -29,6 +34,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <rdma/rdma_cma.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,8 +116,8 @@ static int expect(enum rdma_cm_event_type kind) {
 
 static void print_outcome(struct rdma_cm_event *event) {
     const struct rdma_conn_param *conn = &event->param.conn;
-    if (event->event == RDMA_CM_EVENT_ESTABLISHED) {
-        printf("established ");
+    if (event->event == RDMA_CM_EVENT_ESTABLISHED || event->event == RDMA_CM_EVENT_CONNECT_RESPONSE) {
+        printf(event->event == RDMA_CM_EVENT_ESTABLISHED ? "established " : "answered ");
         print_hex(conn->private_data, conn->private_data_len);
         printf(" %u %u\n", conn->responder_resources, conn->initiator_depth);
     } else if (event->event == RDMA_CM_EVENT_REJECTED) {
@@ -189,13 +195,35 @@ static void do_reject(char **word) {
     puts("rejected");
 }
 
-static void do_dial(char **word) {
+static int resolve(char **word) {
     struct sockaddr_in address;
-    if (address_of(word, &address) || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) ||
-        rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 60000) || expect(RDMA_CM_EVENT_ADDR_RESOLVED) ||
-        rdma_resolve_route(id, 60000) || expect(RDMA_CM_EVENT_ROUTE_RESOLVED) || make_queue_pair())
-        return failed("dial");
+    return address_of(word, &address) || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) ||
+           rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 60000) || expect(RDMA_CM_EVENT_ADDR_RESOLVED) ||
+           rdma_resolve_route(id, 60000) || expect(RDMA_CM_EVENT_ROUTE_RESOLVED);
+}
+
+static void do_resolve(char **word) {
+    if (resolve(word)) return failed("resolve");
+    puts("resolved");
+}
+
+static void do_dial(char **word) {
+    if (resolve(word) || make_queue_pair()) return failed("dial");
     puts("dialled");
+}
+
+static void do_ask(char **word) {
+    struct rdma_conn_param conn;
+    unsigned char data[256];
+    if (parameters(word, &conn, data) || rdma_connect(id, &conn)) return failed("ask");
+    puts("asked");
+}
+
+static void do_look(char **word) {
+    (void)word;
+    struct pollfd ready = {.fd = channel->fd, .events = POLLIN};
+    if (poll(&ready, 1, PATIENCE_S * 1000) != 1) return failed("look");
+    puts("there");
 }
 
 static void do_connect(char **word) {
@@ -331,7 +359,7 @@ static const struct {
     {"dial", 3, do_dial},       {"connect", 4, do_connect}, {"region", 3, do_region}, {"fill", 4, do_fill},
     {"dump", 4, do_dump},       {"receive", 4, do_post},    {"send", 4, do_post},     {"invalidate", 5, do_post},
     {"write", 6, do_post},      {"read", 6, do_post},       {"poll", 1, do_poll},     {"event", 1, do_event},
-    {"disconnect", 1, do_disconnect},
+    {"disconnect", 1, do_disconnect}, {"resolve", 3, do_resolve}, {"ask", 4, do_ask}, {"look", 1, do_look},
 };
 
 int main(void) {
