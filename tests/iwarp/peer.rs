@@ -242,9 +242,15 @@ pub fn listen(ours: &Ours) -> Box<dyn Listener> {
     ours.lane.listen(&Address::Socket(([127, 0, 0, 1], 0).into())).unwrap()
 }
 
-/// A scripted initiator, admitted; RTR frame sent where it was promised.
+/// A scripted initiator, admitted.
 pub fn admitted(ours: &mut Ours, listener: &dyn Listener, frame: &Frame) -> (Peer, Box<dyn QueuePair>, Frame) {
     let mut peer = Peer::dial(&listener.address());
+    let (qp, reply) = admit(ours, &mut peer, frame);
+    (peer, qp, reply)
+}
+
+/// Says the Request and hears the Reply.
+pub fn admit(ours: &mut Ours, peer: &mut Peer, frame: &Frame) -> (Box<dyn QueuePair>, Frame) {
     peer.say(&frame.encode(FrameKind::Request));
     let asked = ours.request();
     assert_eq!(asked.private_data(), frame.private_data);
@@ -252,7 +258,7 @@ pub fn admitted(ours: &mut Ours, listener: &dyn Listener, frame: &Frame) -> (Pee
     qp.establish(b"welcome").unwrap();
     let reply = peer.hear_frame(ours, FrameKind::Reply);
     assert_eq!((reply.rejected, reply.markers, &reply.private_data[..]), (false, false, &b"welcome"[..]));
-    (peer, qp, reply)
+    (qp, reply)
 }
 
 pub fn fpdu(header: &[u8], payload: &[u8], crc: bool) -> Vec<u8> {
