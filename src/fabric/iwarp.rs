@@ -716,3 +716,30 @@ impl fmt::Debug for IwarpQueuePair {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// RFC 5044 §5.1: what is written goes out at once.
+    #[test]
+    fn sockets_of_both_roles_do_not_wait_for_more_to_send() {
+        let lane = IwarpLane {
+            options: Options::default(),
+            shared: Arc::new(LaneShared {
+                bell: Bell::new().unwrap(),
+                epoll: Epoll::new().unwrap(),
+                state: Mutex::default(),
+                region_count: Arc::default(),
+                half_open_count: Arc::default(),
+            }),
+        };
+        let bound = bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let ours = connect(bound.local_addr().unwrap()).unwrap();
+        assert!(ours.nodelay().unwrap());
+        lane.accept(1, &bound, Instant::now());
+        let state = lock(&lane.shared.state);
+        assert_eq!(state.half_open.len(), 1);
+        assert!(state.half_open.values().all(|peer| peer.stream.nodelay().unwrap()));
+    }
+}

@@ -456,4 +456,16 @@ mod tests {
         drop(region);
         assert_eq!(count.load(Ordering::Relaxed), 0);
     }
+
+    /// RFC 5040 §8.1.1(8): keys are sparse over the whole range, and none is one that stands for "no key".
+    #[test]
+    fn keys_are_unlike_each_other_and_never_zero_or_one() {
+        let (regions, _) = regions();
+        let mut keys: Vec<u32> = (0..10_000).map(|_| regions.mint_key().0).collect();
+        assert!(keys.iter().all(|key| *key > 1));
+        assert!(keys.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) < 1 << 16).count() < 100, "they count");
+        keys.sort_unstable();
+        keys.dedup();
+        assert!(keys.len() > 9_990 && keys[0] < 1 << 24 && keys[keys.len() - 1] > u32::MAX - (1 << 24));
+    }
 }

@@ -38,34 +38,6 @@ impl Target {
     }
 }
 
-/// A connection beside the one that is broken: it works before and after.
-struct Witness {
-    peer: Peer,
-    qp: Box<dyn QueuePair>,
-    count: u32,
-}
-
-impl Witness {
-    fn new(ours: &mut Ours, listener: &dyn Listener) -> Self {
-        let (peer, qp) = connected(ours, listener, Role::Responder, true);
-        Self { peer, qp, count: 0 }
-    }
-
-    fn assert_fine(&mut self, ours: &mut Ours) {
-        self.qp.post_receive(self.qp.allocate(4096, 1).unwrap().remove(0)).unwrap();
-        self.count += 1;
-        self.peer.say(&send_fpdu(self.count, b"fine", true));
-        ours.until("the witness", |events| {
-            let qp = self.qp.number();
-            let at =
-                events.iter().position(|event| event.qp() == Some(qp) && matches!(event, Event::Completed { .. }))?;
-            let Event::Completed { completion, .. } = events.remove(at) else { unreachable!() };
-            assert_eq!(completion.status, Status::Done);
-            Some(())
-        });
-    }
-}
-
 /// The culprit as a Terminate must quote it, of an FPDU.
 fn culprit_of(octets: &[u8], quoted: Quoted) -> Option<Culprit> {
     if quoted == Nothing {

@@ -311,3 +311,34 @@ fn read_responses_and_our_sends_take_turns() {
         assert_eq!(pair, [Operation::ReadResponse, Operation::Send]);
     }
 }
+
+/// RFC 5044 §4.5: an FPDU fills at most one TCP segment, of the size that this connection has.
+#[test]
+fn a_frame_fits_one_tcp_segment_where_it_has_to() {
+    for mss in [1400, 1001, 537] {
+        let mut ours = Ours::new(Options { segments: Segments::Mss, ..Options::default() });
+        let listener = listen(&ours);
+        let Address::Socket(address) = listener.address() else { panic!() };
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.set_tcp_mss(mss).unwrap();
+        socket.connect(&address.into()).unwrap();
+        let mut peer = Peer::of(socket.into());
+        let (qp, _) = admit(&mut ours, &mut peer, &request(true, true));
+        peer.say(&write_fpdu(1, 0, b"", true));
+        let mut buf = qp.allocate(20_000, 1).unwrap().remove(0);
+        buf.as_mut_slice().fill(7);
+        let (key, address, flags) = (RemoteKey(77), 1 << 40, Flags::SIGNALED);
+        let from = Source::Buffer { buf, range: 0..20_000 };
+        qp.post(&mut vec![Work::Write { from, key, address, flags }]).unwrap();
+        let mut longest = 0;
+        loop {
+            let part = peer.hear_segments(&mut ours, 1, true).remove(0);
+            longest = longest.max((part.payload.len() + 14 + 2).next_multiple_of(4) + 4);
+            if part.tagged().last {
+                break;
+            }
+        }
+        // Options of TCP take some of the segment, and payloads come in steps of 8 octets.
+        assert!((mss as usize - 64..=mss as usize).contains(&longest), "{longest} of {mss}");
+    }
+}

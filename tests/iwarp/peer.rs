@@ -232,6 +232,34 @@ pub fn connected(ours: &mut Ours, listener: &dyn Listener, role: Role, crc: bool
     }
 }
 
+/// A connection beside the one that is broken: it works before and after.
+pub struct Witness {
+    peer: Peer,
+    qp: Box<dyn QueuePair>,
+    count: u32,
+}
+
+impl Witness {
+    pub fn new(ours: &mut Ours, listener: &dyn Listener) -> Self {
+        let (peer, qp) = connected(ours, listener, Role::Responder, true);
+        Self { peer, qp, count: 0 }
+    }
+
+    pub fn assert_fine(&mut self, ours: &mut Ours) {
+        self.qp.post_receive(self.qp.allocate(4096, 1).unwrap().remove(0)).unwrap();
+        self.count += 1;
+        self.peer.say(&send_fpdu(self.count, b"fine", true));
+        ours.until("the witness", |events| {
+            let qp = self.qp.number();
+            let at =
+                events.iter().position(|event| event.qp() == Some(qp) && matches!(event, Event::Completed { .. }))?;
+            let Event::Completed { completion, .. } = events.remove(at) else { unreachable!() };
+            assert_eq!(completion.status, Status::Done);
+            Some(())
+        });
+    }
+}
+
 /// siw as an initiator: CRC off, no peer-to-peer mode; or with either.
 pub fn request(crc: bool, peer_to_peer: bool) -> Frame {
     let word = ConnectionWord { peer_to_peer, rtr_write: peer_to_peer, ird: 4, ord: 4, ..ConnectionWord::default() };
@@ -242,9 +270,15 @@ pub fn listen(ours: &Ours) -> Box<dyn Listener> {
     ours.lane.listen(&Address::Socket(([127, 0, 0, 1], 0).into())).unwrap()
 }
 
-/// A scripted initiator, admitted; RTR frame sent where it was promised.
+/// A scripted initiator, admitted.
 pub fn admitted(ours: &mut Ours, listener: &dyn Listener, frame: &Frame) -> (Peer, Box<dyn QueuePair>, Frame) {
     let mut peer = Peer::dial(&listener.address());
+    let (qp, reply) = admit(ours, &mut peer, frame);
+    (peer, qp, reply)
+}
+
+/// Says the Request and hears the Reply.
+pub fn admit(ours: &mut Ours, peer: &mut Peer, frame: &Frame) -> (Box<dyn QueuePair>, Frame) {
     peer.say(&frame.encode(FrameKind::Request));
     let asked = ours.request();
     assert_eq!(asked.private_data(), frame.private_data);
@@ -252,7 +286,7 @@ pub fn admitted(ours: &mut Ours, listener: &dyn Listener, frame: &Frame) -> (Pee
     qp.establish(b"welcome").unwrap();
     let reply = peer.hear_frame(ours, FrameKind::Reply);
     assert_eq!((reply.rejected, reply.markers, &reply.private_data[..]), (false, false, &b"welcome"[..]));
-    (peer, qp, reply)
+    (qp, reply)
 }
 
 pub fn fpdu(header: &[u8], payload: &[u8], crc: bool) -> Vec<u8> {

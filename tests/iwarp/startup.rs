@@ -64,6 +64,7 @@ fn revision_1_is_served_and_every_cut_of_the_stream_is_understood() {
 fn start_up_frames_that_cannot_be_served_are_refused_or_closed_on() {
     let mut ours = Ours::new(Options::default());
     let listener = listen(&ours);
+    let mut witness = Witness::new(&mut ours, &*listener);
     let encode = |frame: Frame| frame.encode(FrameKind::Request);
     let no_reads = ConnectionWord { ird: 0, ord: 1, ..ConnectionWord::default() };
     let (markers, useless) =
@@ -74,6 +75,7 @@ fn start_up_frames_that_cannot_be_served_are_refused_or_closed_on() {
         let reply = peer.hear_frame(&mut ours, FrameKind::Reply);
         assert!(reply.rejected && !reply.markers && reply.word.is_some());
         assert!(peer.hear_to_the_end(&mut ours).is_empty());
+        witness.assert_fine(&mut ours);
     }
     let glued = [encode(request(true, true)), write_fpdu(1, 0, b"", true)].concat();
     let long = [&b"MPA ID Req Frame\x00\x02\xff\xff"[..], &[0; 512]].concat();
@@ -89,7 +91,9 @@ fn start_up_frames_that_cannot_be_served_are_refused_or_closed_on() {
         let mut peer = Peer::dial(&listener.address());
         peer.say(octets);
         assert!(peer.hear_to_the_end(&mut ours).is_empty(), "closed without an answer");
+        witness.assert_fine(&mut ours);
     }
+    drop(witness);
     ours.settle();
 }
 
@@ -172,8 +176,10 @@ fn replies_that_do_not_fit_end_the_connection() {
             Reason::READ_DEPTH,
         ),
     ];
+    let mut ours = Ours::new(Options::default());
+    let listener = listen(&ours);
+    let mut witness = Witness::new(&mut ours, &*listener);
     for (reply, reason) in terminates {
-        let mut ours = Ours::new(Options::default());
         let (mut peer, _qp, _) = answered(&mut ours, reply);
         let said = peer.hear_to_the_end(&mut ours);
         // The peer gets the frame that peer-to-peer mode promised even so.
@@ -183,6 +189,7 @@ fn replies_that_do_not_fit_end_the_connection() {
         let Kind::Terminate(head) = segment.kind else { panic!("{segment:?}") };
         assert_eq!(head.readings().0, reason);
         assert!(matches!(ours.cause(), Cause::PeerFault(_)));
+        witness.assert_fine(&mut ours);
     }
     let closes: [Reply; 4] = [
         |request| Frame { markers: true, ..reply_to(request) }.encode(FrameKind::Reply),
@@ -191,12 +198,12 @@ fn replies_that_do_not_fit_end_the_connection() {
         |_| b"HTTP/1.1 400 Bad Request\r\n".to_vec(),
     ];
     for reply in closes {
-        let mut ours = Ours::new(Options::default());
         let (mut peer, _qp, _) = answered(&mut ours, reply);
         assert!(peer.hear_to_the_end(&mut ours).is_empty());
         assert!(matches!(ours.cause(), Cause::PeerFault(_)));
+        witness.assert_fine(&mut ours);
     }
-    let mut ours = Ours::new(Options::default());
+    ours.events.clear();
     let (_peer, _qp, _) =
         answered(&mut ours, |request| Frame { rejected: true, ..reply_to(request) }.encode(FrameKind::Reply));
     let said = ours.until("rejection", |events| {
@@ -206,6 +213,7 @@ fn replies_that_do_not_fit_end_the_connection() {
         })
     });
     assert_eq!(said, b"yes");
+    witness.assert_fine(&mut ours);
 }
 
 /// A peer that has agreed to peer-to-peer mode gets its frame and a goodbye, whatever happens here meanwhile.

@@ -515,6 +515,55 @@ mod tests {
         assert_eq!(fault.terminate, Terminate::bare(Reason::CRC));
     }
 
+    /// RFC 5041 §5.2: a message is shorter than 2^32 octets.
+    #[test]
+    fn a_message_without_end_ends_the_stream() {
+        let (mut receiver, mut offset) = (Receiver::new(false, 1), 0_u32);
+        let payload = vec![0; 65_000];
+        loop {
+            let control = Operation::Send.control();
+            let header = Untagged { last: false, control, own: 0, queue: 0, msn: Msn(1), offset };
+            let rest = (u32::MAX - offset).min(65_000) as usize;
+            // At the very end: the last octet that fits, and one more.
+            let len = if rest == 0 { 1 } else { rest };
+            let mut octets = Vec::with_capacity(65_100);
+            mpa::put_fpdu(&mut octets, &header.encode(), &payload[..len], false);
+            match receiver.next(&octets) {
+                Ok(Some(_)) => offset += len as u32,
+                other => {
+                    let fault = other.unwrap_err();
+                    assert_eq!((offset, fault.error), (u32::MAX, PeerError::Endless));
+                    assert_eq!(fault.terminate.reason, Reason::MESSAGE_OFFSET);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// RFC 5040 §4.8: the Terminate for a Read that was stopped is about the oldest Request not answered.
+    #[test]
+    fn the_fault_of_an_owed_read_names_its_request_and_how_far_it_came() {
+        let mut receiver = Receiver::new(true, 4);
+        let ask = |n: u64| Request { sink_stag: 1, sink_offset: n, len: 100, source_stag: 4, source_offset: 50 + n };
+        for msn in 1..=4 {
+            let octets = untagged(Operation::ReadRequest, true, msn, 0, &ask(u64::from(msn)).encode());
+            receiver.next(&octets).unwrap().unwrap();
+        }
+        receiver.response_sent();
+        let fault = receiver.owed_fault(&ask(2), 30, MemoryFault::Stag);
+        let culprit = fault.terminate.culprit.expect("quoted");
+        assert_eq!((fault.terminate.reason, culprit.segment_len), (Reason::READ_STAG, 46));
+        assert_eq!(
+            Header::decode(&culprit.header).map(|(header, _)| match header {
+                Header::Untagged(header) => (header.queue, header.msn, header.last),
+                Header::Tagged(_) => panic!("a Read Request is untagged"),
+            }),
+            Ok((1, Msn(2), true))
+        );
+        let advanced = Request { sink_offset: 32, len: 70, source_offset: 82, ..ask(2) };
+        assert_eq!(culprit.read_request, Some(advanced.encode()));
+    }
+
     #[test]
     fn messages_are_cut_to_fit_and_each_has_at_least_one_segment() {
         let mut sender = Sender::new(false, 128);
