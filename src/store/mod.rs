@@ -314,7 +314,7 @@ impl Store {
         if object.version() != version {
             return Deleted::Changed;
         }
-        let removed = self.shared.index.remove_if(key, |_, found| Arc::ptr_eq(found, &object) && self.unlink(found));
+        let removed = self.shared.index.remove_if(key, |_, found| Arc::ptr_eq(found, &object) && self.depart(found));
         // If somebody was faster, it is another version by now, or none.
         if removed.is_some() { Deleted::Done } else { Deleted::Changed }
     }
