@@ -4,7 +4,8 @@
 usage: benches/compare.py [hot|tail|cold|native|short|idle ...]     (default: all of these)
        tests/rdma-vm/run benches/compare.py rdma                   (in the VM with RDMA devices)
 environment: ROUNDS (7), SECONDS (1), SERVER_CORE (0), CLIENT_CORE (1), MEMCACHED (memcached), WORK (a directory for pools,
-below target/ by default), PRIORITY (a command in front of servers and clients, such as "chrt -f 1" on a shared machine)
+below target/ by default), PRIORITY (a command in front of servers and clients, such as "chrt -f 1" on a shared machine),
+BINARY (target/release/bulkhead). rdma: WINDOWS ("256KiB 1MiB"); both cores for everybody unless told otherwise
 
 hot     GET and SET of 64 KiB, 1 MiB, 8 MiB, whole values in RAM, against memcached -t 1: throughput and CPU seconds per GiB
 tail    first octet of an 8 MiB value with its tail on disk against one wholly in RAM, on both doors
@@ -23,7 +24,7 @@ import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
-BINARY = os.path.join(ROOT, "target", "release", "bulkhead")
+BINARY = os.environ.get("BINARY", os.path.join(ROOT, "target", "release", "bulkhead"))
 ROUNDS = int(os.environ.get("ROUNDS", 7))
 SECONDS = float(os.environ.get("SECONDS", 1))
 SERVER_CORE = os.environ.get("SERVER_CORE", "0")
@@ -62,12 +63,12 @@ def started(process, url, admin=None):
     return server
 
 
-def bulkhead(memory, pool="9GiB", native=False, door="native+iwarp://127.0.0.1:0?crc=off"):
+def bulkhead(memory, pool="9GiB", native=False, door="native+iwarp://127.0.0.1:0?crc=off", settings={}):
     pool_dir = tempfile.mkdtemp(prefix="pool-", dir=WORK)
     os.rmdir(pool_dir)
     command = [*PRIORITY, "taskset", "-c", SERVER_CORE, BINARY, "serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--native", door if native else "off",
                "--memory", memory, "--lanes", "1", "--pool", f"{pool_dir}:{pool}", "--log-level", "warn"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | settings)
     urls = {}
     for line in process.stdout:
         if line.startswith("listening "):
@@ -351,33 +352,43 @@ def perftest(program, device, address, *arguments):
 
 
 def rdma():
-    print(f"## Native GET of 1 MiB, one connection, 8 in flight, against ib_write_bw -s 262144, {ROUNDS} rounds of {SECONDS:g} s")
-    print("| device | ib_write_bw MiB/s | GET MiB/s | ratio | ib_send_lat -s 64 us | TCP ping-pong of 64 us | dropped |")
-    print("|---|---|---|---|---|---|---|")
+    # siw binds the thread that sends for a queue pair to a processor, and a pinned program may share it or not: nobody is
+    # pinned, so that the scheduler serves both alike.
+    global SERVER_CORE, CLIENT_CORE
+    SERVER_CORE, CLIENT_CORE = os.environ.get("SERVER_CORE", "0,1"), os.environ.get("CLIENT_CORE", "0,1")
+    windows = os.environ.get("WINDOWS", "256KiB 1MiB").split()
+    print(f"## Native GET of 1 MiB from RAM, one connection, 8 in flight, against ib_write_bw -s 262144, {ROUNDS} rounds of {SECONDS:g} s")
+    print("| device | windows | ib_write_bw MiB/s | GET MiB/s | ratio | ib_send_lat -s 64 us | TCP ping-pong of 64 us | dropped |")
+    print("|---|---|---|---|---|---|---|---|")
     for device, address in RDMA_DEVICES:
-        server = bulkhead("64MiB", "256MiB", native=True, door=f"native+verbs://{address}:0")
+        door = f"native+verbs://{address}:0"
+        servers = {window: bulkhead("64MiB", "256MiB", native=True, door=door, settings={"BULKHEAD_NATIVE__WINDOW": window}) for window in windows}
         common = ["--op", "get", "--size", "1MiB", "--keys", "16", "--connections", "1", "--depth", "8"]
-        bench(server, *common, "--seconds", "300ms")
-        probe = lambda count: perftest("ib_write_bw", device, address, "-s", "262144", "-n", str(count))
-        # As many as take so many seconds.
-        count = max(32, round(float(probe(64)[3]) * 4 * SECONDS))
-        ways = {
-            "raw": lambda: float(probe(count)[3]),
-            "get": lambda: bench(server, *common, "--no-load", "--seconds", lasting(SECONDS)),
-            "ping": lambda: float(perftest("ib_send_lat", device, address, "-s", "64", "-n", "200")[4]),
-        }
+        get = lambda window, *more: bench(servers[window], *common, "--window", window, *more)
+        for window in windows:
+            get(window, "--seconds", "300ms")
+        write = lambda count: float(perftest("ib_write_bw", device, address, "-s", "262144", "-n", str(count))[3])
+        # As many Writes as take so many seconds.
+        count = max(32, round(write(256) * 4 * SECONDS))
+        ways = {"raw": lambda: write(count), "ping": lambda: float(perftest("ib_send_lat", device, address, "-s", "64", "-n", "200")[4])}
+        for window in windows:
+            ways[window] = lambda window=window: get(window, "--no-load", "--seconds", lasting(SECONDS))
         rounds = []
         for number in range(ROUNDS):
             names = list(ways)
-            order = names if number % 2 else names[::-1]
+            order = names[number % len(names):] + names[:number % len(names)]
             rounds.append({name: ways[name]() for name in order})
-            print(f"<!-- {device} {rounds[-1]} -->", file=sys.stderr, flush=True)
+            shown = {name: each["bytes_per_second"] / MIB if name in windows else each for name, each in rounds[-1].items()}
+            print(f"{device}: {', '.join(f'{name} {each:.1f}' for name, each in shown.items())}", file=sys.stderr, flush=True)
         rounds, dropped = kept(rounds, lambda each: each["raw"])
-        rate = lambda each: each["get"]["bytes_per_second"] / MIB
-        print(f"| {device} | {median([each['raw'] for each in rounds]):.1f} | {median([rate(each) for each in rounds]):.1f} | "
-              f"**{median([rate(each) / each['raw'] for each in rounds]):.2f}** | {median([each['ping'] for each in rounds]):.0f} | "
-              f"{median([each['get']['pingpong_64_p50_us'] for each in rounds]):.0f} | {dropped} |", flush=True)
-        server.stop()
+        middle = lambda figure: median([figure(each) for each in rounds])
+        for window in windows:
+            rate = lambda each: each[window]["bytes_per_second"] / MIB
+            print(f"| {device} | 4 x {window} | {middle(lambda each: each['raw']):.0f} | {middle(rate):.0f} | "
+                  f"**{middle(lambda each: rate(each) / each['raw']):.2f}** | {middle(lambda each: each['ping']):.0f} | "
+                  f" {middle(lambda each: each[window]['pingpong_64_p50_us']):.0f} | {dropped} |", flush=True)
+        for server in servers.values():
+            server.stop()
 
 
 def main():

@@ -265,6 +265,10 @@ impl Lane for FaultyLane {
         self.inner.deadline()
     }
 
+    fn wakes_for_writes(&self) -> bool {
+        self.inner.wakes_for_writes()
+    }
+
     fn resources(&self) -> Resources {
         let inner = self.inner.resources();
         let state = lock(&self.state);

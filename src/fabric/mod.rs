@@ -457,6 +457,12 @@ pub trait Lane: Send + Sync + fmt::Debug {
     /// When [`Lane::progress`] must be called again though nothing happens.
     fn deadline(&self) -> Option<Instant>;
 
+    /// Whether a sleeper is woken by what its peers write. Where not, Writes are found by looking: [`Lane::progress`] costs
+    /// no system call, and a sleep lasts as long as was guessed beforehand.
+    fn wakes_for_writes(&self) -> bool {
+        true
+    }
+
     /// What the lane holds.
     fn resources(&self) -> Resources;
 }

@@ -206,6 +206,10 @@ impl Lane for TracedLane {
         self.inner.deadline()
     }
 
+    fn wakes_for_writes(&self) -> bool {
+        self.inner.wakes_for_writes()
+    }
+
     fn resources(&self) -> Resources {
         self.inner.resources()
     }

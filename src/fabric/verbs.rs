@@ -51,8 +51,8 @@ const CHANNELS: u64 = 3;
 /// First and longest pause between two looks at watched words.
 const WATCH_MIN: Duration = Duration::from_micros(10);
 const WATCH_MAX: Duration = Duration::from_millis(2);
-/// Busy turns after which the descriptors are looked at all the same.
-const BUSY_TURNS_MAX: u32 = 16;
+/// Turns after which the descriptors are looked at though the lane has not slept: memory alone is cheap to look at.
+const TURNS_PER_LOOK: u32 = 16;
 /// Connection requests that the kernel keeps for a listener.
 const BACKLOG: i32 = 1024;
 /// Events of the connection manager taken in one turn.
@@ -141,7 +141,10 @@ struct LaneState {
 
 #[derive(Default)]
 struct Driver {
-    busy_turns: u32,
+    /// Turns since the descriptors were looked at.
+    turns: u32,
+    /// The lane was armed: the next turn and the first one awake look at the descriptors.
+    looks_due: u32,
     /// The last pause of the timer, if nothing has come since.
     pause: Option<Duration>,
 }
@@ -409,7 +412,6 @@ impl Lane for VerbsLane {
         shared.expire(now);
         let mut more = false;
         let mut turns = lock(&shared.state).order.len();
-        let before = lock(&shared.state).outbox.len();
         while turns > 0 {
             turns -= 1;
             let mut state = lock(&shared.state);
@@ -422,9 +424,11 @@ impl Lane for VerbsLane {
             drop(state);
             more |= shared.turn(&end, now);
         }
-        let is_busy = lock(&shared.state).outbox.len() > before;
-        driver.busy_turns = if is_busy { driver.busy_turns + 1 } else { 0 };
-        if driver.busy_turns.is_multiple_of(BUSY_TURNS_MAX) && lock(&shared.state).outbox.len() < events_max {
+        driver.turns += 1;
+        let is_due = driver.looks_due > 0 || driver.turns >= TURNS_PER_LOOK;
+        if is_due && lock(&shared.state).outbox.len() < events_max {
+            driver.turns = 0;
+            driver.looks_due = driver.looks_due.saturating_sub(1);
             match shared.look() {
                 Ok(found) => more |= found,
                 Err(error) => tracing::error!(%error, "a lane cannot look at its descriptors"),
@@ -442,6 +446,7 @@ impl Lane for VerbsLane {
     fn arm(&self) {
         let shared = &self.shared;
         let mut driver = lock(&shared.driver);
+        driver.looks_due = 2;
         shared.bell.arm();
         for end in shared.ends() {
             end.arm();
@@ -466,6 +471,10 @@ impl Lane for VerbsLane {
         let ends = self.shared.ends();
         let closing = lock(&self.shared.state).closing.values().map(|closing| closing.deadline).min();
         ends.iter().filter_map(|end| end.deadline()).chain(closing).min()
+    }
+
+    fn wakes_for_writes(&self) -> bool {
+        false
     }
 
     fn resources(&self) -> Resources {

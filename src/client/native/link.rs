@@ -249,7 +249,7 @@ impl Dial {
                         sources: VecDeque::new(),
                         next_source: 0,
                         io_timeout: self.io_timeout,
-                        spin: Spin::default(),
+                        spin: Spin::new(&*self.lane),
                         moved_at: now,
                         ended: None,
                         may_leave: true,

@@ -495,17 +495,13 @@ impl CompletionQueue {
         self.raw.as_ptr()
     }
 
-    /// Takes completions, oldest first.
-    pub(super) fn poll(&self, mut take: impl FnMut(&ibv_wc)) -> io::Result<usize> {
-        // SAFETY: plain numbers, for which zero is a value.
-        let mut taken: [ibv_wc; POLL_COUNT_MAX] = unsafe { std::mem::zeroed() };
+    /// Takes completions to the front of `into`, oldest first; gives their number.
+    pub(super) fn poll(&self, into: &mut [ibv_wc; POLL_COUNT_MAX]) -> io::Result<usize> {
         // SAFETY: an open context; every provider has this function.
         let poll = unsafe { (*self.raw.as_ref().context).ops.poll_cq }.ok_or(io::ErrorKind::Unsupported)?;
         // SAFETY: a live queue, and room for as many completions as asked for.
-        let count = unsafe { poll(self.raw.as_ptr(), POLL_COUNT_MAX as c_int, taken.as_mut_ptr()) };
-        let count = usize::try_from(count).map_err(|_| io::Error::other("a completion queue cannot be polled"))?;
-        taken[..count].iter().for_each(&mut take);
-        Ok(count)
+        let count = unsafe { poll(self.raw.as_ptr(), POLL_COUNT_MAX as c_int, into.as_mut_ptr()) };
+        usize::try_from(count).map_err(|_| io::Error::other("a completion queue cannot be polled"))
     }
 
     /// The next completion is told to the channel, once.

@@ -1,6 +1,5 @@
 //! One end of a connection: its queue pair on the device, what was handed to it, and how it ends.
 
-use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::io;
 use std::net::SocketAddr;
@@ -450,20 +449,19 @@ impl End {
     fn take_completions(&self, state: &mut EndState, events: &mut Vec<Event>, batch_count_max: usize) -> bool {
         for _ in 0..batch_count_max {
             let Some(hardware) = &state.hardware else { return false };
-            let mut batch = VecDeque::with_capacity(POLL_COUNT_MAX);
-            match hardware.completions.poll(|completion| batch.push_back(*completion)) {
+            let mut batch = [ibv_wc::default(); POLL_COUNT_MAX];
+            let count = match hardware.completions.poll(&mut batch) {
                 Ok(0) => return false,
-                Ok(_) => {}
+                Ok(count) => count,
                 Err(error) => {
                     state.fail(Cause::Lost(error.to_string()));
                     return false;
                 }
+            };
+            for completion in &batch[..count] {
+                self.take_completion(state, completion, events);
             }
-            let is_last = batch.len() < POLL_COUNT_MAX;
-            for completion in batch {
-                self.take_completion(state, &completion, events);
-            }
-            if is_last {
+            if count < POLL_COUNT_MAX {
                 return false;
             }
         }
