@@ -8,10 +8,10 @@ mod rig;
 use bulkhead::store::claims::{Claim, Revoker};
 use bulkhead::store::draft::{Draft, Want};
 use bulkhead::store::namespace::Query;
-use bulkhead::store::object::Object;
+use bulkhead::store::object::{Object, Piece};
 
 use bulkhead::store::segment::{Content, Filling};
-use bulkhead::store::{Committed, Condition, Crawl, Joined, Lookup, Miss, Pinned, Short, Side, Sizes, Store};
+use bulkhead::store::{Committed, Condition, Crawl, Deleted, Joined, Lookup, Miss, Pinned, Short, Side, Sizes, Store};
 use rig::{Disk, Seeded, assert_whole, for_each_seed, grow, octets, write_one};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -40,8 +40,14 @@ fn no_revoker() -> Revoker {
 
 /// The octets of an object, or none if a drive lost them.
 fn read(disk: &Disk, object: &Object) -> Option<Vec<u8>> {
+    let octets = read_pieces(disk, object.pieces().iter().cloned())?;
+    assert_eq!(octets.len() as u64, object.len());
+    Some(octets)
+}
+
+fn read_pieces(disk: &Disk, pieces: impl Iterator<Item = Piece>) -> Option<Vec<u8>> {
     let mut octets = Vec::new();
-    for piece in object.pieces() {
+    for piece in pieces {
         match piece.segment.content() {
             Content::Ram(ram) => octets.extend_from_slice(piece.octets(&ram)),
             Content::Disk { extent, crcs } => {
@@ -52,7 +58,6 @@ fn read(disk: &Disk, object: &Object) -> Option<Vec<u8>> {
             Content::Lost => return None,
         }
     }
-    assert_eq!(octets.len() as u64, object.len());
     Some(octets)
 }
 
@@ -333,7 +338,16 @@ impl Model {
         match self.store.get(key, self.now) {
             Lookup::Hit(pinned) => {
                 match read(&self.disk, &pinned) {
-                    Some(found) => assert!(found == *entry.octets, "wrong octets of {key:?}"),
+                    Some(found) => {
+                        assert!(found == *entry.octets, "wrong octets of {key:?}");
+                        let len = found.len();
+                        let offset = self.random.below(len as u64 + 2);
+                        let wanted = self.random.below(600_000);
+                        let end = (offset + wanted).min(len as u64);
+                        let found =
+                            read_pieces(&self.disk, pinned.range(offset, wanted)).expect("it was there just now");
+                        assert!(found == entry.octets[offset.min(end) as usize..end as usize], "a range of {key:?}");
+                    }
                     None => {
                         assert!(self.failing > 0, "lost without a failed write");
                         self.store.drop_lost(pinned.object());
@@ -408,10 +422,18 @@ impl Model {
             21..=28 => self.check(&key),
             29..=31 => self.end_reader(),
             32 => {
-                let there = self.sync(&key).is_some();
-                assert_eq!(self.store.delete(&key, self.now), there);
+                let there = self.sync(&key);
+                if self.random.one_in(2) {
+                    assert_eq!(self.store.delete(&key, self.now), there.is_some());
+                } else {
+                    let version = there.as_ref().map_or(1, |there| there.version);
+                    let other = if there.is_some() { Deleted::Exists } else { Deleted::NotFound };
+                    assert_eq!(self.store.delete_if(&key, version + 1, self.now), other);
+                    let done = if there.is_some() { Deleted::Done } else { Deleted::NotFound };
+                    assert_eq!(self.store.delete_if(&key, version, self.now), done);
+                }
                 self.entries.remove(&key);
-                self.deleted += u64::from(there);
+                self.deleted += u64::from(there.is_some());
             }
             33 => {
                 let expiry = if self.random.one_in(2) { self.now + self.random.below(4) } else { 0 };
@@ -596,7 +618,14 @@ impl Worker {
                     self.readers.push(pinned);
                 }
             }
-            12 => self.replies[3] += u64::from(self.store.delete(&key, now)),
+            12 if self.random.one_in(2) => self.replies[3] += u64::from(self.store.delete(&key, now)),
+            12 => {
+                let Some(old) = self.store.peek(&key, now) else { return };
+                let done = self.store.delete_if(&key, old.version(), now);
+                self.replies[3] += u64::from(done == Deleted::Done);
+                let is_still = self.store.peek(&key, now).is_some_and(|found| found.version() == old.version());
+                assert!(!is_still, "{done:?}, and there it is");
+            }
             13 => _ = self.store.touch(&key, if self.random.one_in(2) { now + 1 } else { 0 }, now),
             14 => _ = self.store.crawl(&mut Crawl::default(), 5),
             _ if self.random.one_in(40) => self.store.flush_all(0),

@@ -2,7 +2,7 @@
 
 use crate::store::draft::{Draft, Want};
 use crate::store::key::ObjectKey;
-use crate::store::object::{Object, Piece};
+use crate::store::object::{Object, Piece, marks};
 use crate::store::segment::{Class, Content, block_bytes_min, footprint};
 use crate::store::{Counters, Short, Store};
 use dashmap::mapref::entry::Entry;
@@ -30,6 +30,16 @@ pub enum Committed {
     /// None of that key (`Version`).
     NotFound,
     /// Another version (`Version`).
+    Exists,
+}
+
+/// What became of a conditional delete.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Deleted {
+    Done,
+    /// None of that key.
+    NotFound,
+    /// Another version.
     Exists,
 }
 
@@ -85,6 +95,23 @@ impl Store {
         done
     }
 
+    /// Takes the object of that version out of the index; another one stays.
+    pub fn delete_if(&self, key: &[u8], version: u64, now: u64) -> Deleted {
+        let living = self.living(key, now).map(|object| object.version());
+        match refusal(Condition::Version(version), living) {
+            Some(Committed::NotFound) => return Deleted::NotFound,
+            Some(_) => return Deleted::Exists,
+            None => {}
+        }
+        let removed = self.shared.index.remove_if(key, |_, found| found.version() == version && self.depart(found));
+        match removed {
+            Some(_) => Deleted::Done,
+            // Versions are given once: whoever came in between took its place.
+            None if self.living(key, now).is_some() => Deleted::Exists,
+            None => Deleted::NotFound,
+        }
+    }
+
     /// Makes `old` with the octets of `draft` at one side visible. The two share segments.
     pub fn commit_joined(&self, old: &Object, draft: Draft, side: Side, now: u64) -> Joined {
         let len = old.len() + draft.len();
@@ -120,6 +147,7 @@ impl Store {
             len,
             class,
             footprint: footprint(len, class),
+            marks: marks(&pieces),
             pieces: pieces.into(),
             version: AtomicU64::new(u64::MAX),
             expiry: AtomicU64::new(if let Expiry::At(at) = expiry { at } else { 0 }),

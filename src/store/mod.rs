@@ -25,7 +25,7 @@ pub mod whole;
 
 pub use clock::Clock;
 pub(crate) use commit::refusal;
-pub use commit::{Committed, Condition, Expiry, Joined, Side};
+pub use commit::{Committed, Condition, Deleted, Expiry, Joined, Side};
 pub use pin::Pinned;
 pub use space::{GROWTH_LOW_BYTES, Short};
 
@@ -63,15 +63,6 @@ pub enum Lookup {
     Miss(Miss),
     /// Readers pin as much as they may; ask again when some are done.
     Busy,
-}
-
-/// What became of a deletion of one version.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Deleted {
-    Done,
-    NotFound,
-    /// Another version is there, or was when this one was looked for.
-    Changed,
 }
 
 /// Why there is nothing.
@@ -290,6 +281,17 @@ impl Store {
         self.death(entry.value(), now).is_none().then(|| entry.value().clone())
     }
 
+    /// As [`Store::peek`], and buries what is dead.
+    fn living(&self, key: &[u8], now: u64) -> Option<Arc<Object>> {
+        let (object, death) = {
+            let entry = self.shared.index.get(key)?;
+            (entry.value().clone(), self.death(entry.value(), now))
+        };
+        let Some(miss) = death else { return Some(object) };
+        self.bury(&object, miss);
+        None
+    }
+
     /// Sets when the object expires. False if there is none.
     pub fn touch(&self, key: &[u8], expiry: u64, now: u64) -> bool {
         let Some(entry) = self.shared.index.get(key) else { return false };
@@ -306,17 +308,6 @@ impl Store {
             return false;
         };
         self.death(&object, now).is_none()
-    }
-
-    /// Takes the object out of the index if it is the one of that version.
-    pub fn delete_version(&self, key: &[u8], version: u64, now: u64) -> Deleted {
-        let Some(object) = self.peek(key, now) else { return Deleted::NotFound };
-        if object.version() != version {
-            return Deleted::Changed;
-        }
-        let removed = self.shared.index.remove_if(key, |_, found| Arc::ptr_eq(found, &object) && self.depart(found));
-        // If somebody was faster, it is another version by now, or none.
-        if removed.is_some() { Deleted::Done } else { Deleted::Changed }
     }
 
     /// Everything stored so far is gone at `at_ms` of the clock (now, if that is past). Takes the place of an earlier call

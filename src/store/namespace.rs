@@ -13,7 +13,7 @@ use crate::store::key::ObjectKey;
 use crate::store::object::Object;
 use std::collections::BTreeSet;
 use std::ops::Bound;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
 /// What the index spends on one name beside the key that it shares with the index, in octets: 16 in a tree node that
 /// is half full at worst, and the node's own share.
@@ -201,21 +201,6 @@ impl Store {
             }
         }
         Some(listing)
-    }
-
-    /// As [`Store::peek`], and buries what is dead.
-    fn living(&self, key: &[u8], now: u64) -> Option<Arc<Object>> {
-        let (object, miss) = {
-            let entry = self.shared.index.get(key)?;
-            (entry.value().clone(), self.death(entry.value(), now))
-        };
-        match miss {
-            None => Some(object),
-            Some(miss) => {
-                self.bury(&object, miss);
-                None
-            }
-        }
     }
 }
 

@@ -59,7 +59,7 @@ pub fn delete(deletions: &[Deletion<'_>], store: &Store) -> Answer<Item> {
     let delete = |deletion: &Deletion<'_>| {
         let key = deletion.key.as_bytes();
         let deleted = if deletion.version != 0 {
-            store.delete_version(key, deletion.version, now)
+            store.delete_if(key, deletion.version, now)
         } else if store.delete(key, now) {
             Deleted::Done
         } else {
@@ -68,7 +68,7 @@ pub fn delete(deletions: &[Deletion<'_>], store: &Store) -> Answer<Item> {
         match deleted {
             Deleted::Done => Status::Ok,
             Deleted::NotFound => Status::NotFound,
-            Deleted::Changed => Status::Changed,
+            Deleted::Exists => Status::Changed,
         }
     };
     Answer::Statuses(deletions.iter().map(delete).collect())
