@@ -247,8 +247,7 @@ impl Drafts {
     pub fn handle_revoked(&mut self) -> Vec<PutId> {
         let is_revoked = |arriving: &Arriving| {
             // The segment that is asked for comes in any case, and must find the value it was asked for.
-            arriving.waiting != Waiting::Segment
-                && arriving.draft.as_ref().is_some_and(Draft::is_revoked)
+            arriving.waiting != Waiting::Segment && arriving.draft.as_ref().is_some_and(Draft::is_revoked)
         };
         let revoked = self.arriving.iter_mut().filter(|(_, arriving)| is_revoked(arriving));
         revoked
