@@ -7,6 +7,7 @@ mod rig;
 
 use bulkhead::store::claims::{Claim, Revoker};
 use bulkhead::store::draft::{Draft, Want};
+use bulkhead::store::namespace::Query;
 use bulkhead::store::object::Object;
 
 use bulkhead::store::segment::{Content, Filling};
@@ -20,8 +21,9 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 const HEAD_BYTES: u64 = 64 << 10;
 
-fn store(memory_bytes: u64, pool_bytes: &[u64], index_bytes_max: u64) -> Store {
-    Store::new(Sizes {
+fn store(memory_bytes: u64, pool_bytes: &[u64], index_bytes_max: u64, has_namespace: bool) -> Store {
+    let make = if has_namespace { Store::with_namespace } else { Store::new };
+    make(Sizes {
         memory_bytes,
         head_bytes: HEAD_BYTES,
         value_bytes_max: 64 * MIB,
@@ -89,7 +91,7 @@ impl Model {
         let mut random = Seeded::new(seed);
         let pools: &[u64] = if random.one_in(2) { &[6 * MIB] } else { &[4 * MIB, 2 * MIB] };
         let index_bytes_max = if random.one_in(4) { 20_000 } else { MIB };
-        let store = store(4 * MIB, pools, index_bytes_max);
+        let store = store(4 * MIB, pools, index_bytes_max, random.one_in(2));
         grow(&store);
         Self {
             now: store.clock().now(),
@@ -356,6 +358,35 @@ impl Model {
         }
     }
 
+    /// All that lives is listed, in order, however many calls it takes.
+    fn list(&mut self) {
+        if !self.store.has_namespace() {
+            assert_eq!(self.store.list(&Query::new(b"", 1), self.now), None);
+            return;
+        }
+        let keys: Vec<Vec<u8>> = self.entries.keys().cloned().collect();
+        keys.iter().for_each(|key| _ = self.sync(key));
+        let mut wanted: Vec<_> = self.entries.iter().collect();
+        wanted.sort_by_key(|(key, _)| *key);
+        let (mut after, mut found) = (Vec::new(), Vec::new());
+        loop {
+            let query = Query { after: &after, ..Query::new(b"key", 1 + self.random.below(9) as usize) };
+            let listing = self.store.list(&query, self.now).expect("there is a namespace");
+            found.extend(listing.entries);
+            match listing.next {
+                Some(next) => after = next.as_bytes().to_vec(),
+                None => break,
+            }
+        }
+        assert_eq!(found.len(), wanted.len());
+        for (found, (key, entry)) in found.iter().zip(wanted) {
+            let facts = found.object.expect("nothing was to be joined");
+            assert_eq!(found.name.as_bytes(), key);
+            assert_eq!((facts.version, facts.len), (entry.version, entry.octets.len() as u64));
+            assert_eq!((facts.flags, facts.expiry), (entry.flags, entry.expiry));
+        }
+    }
+
     fn end_reader(&mut self) {
         if self.readers.is_empty() {
             return;
@@ -406,6 +437,7 @@ impl Model {
             }
             37 => _ = write_one(&self.store, &self.disk, false, false),
             38 => _ = self.write_some(8),
+            39 if self.random.one_in(2) => self.list(),
             _ if self.random.one_in(8) => {
                 // A writer that takes all there is sends everything clean out of RAM.
                 self.write_some(u64::MAX);
@@ -419,6 +451,7 @@ impl Model {
 
     /// Everything the model has is there or was evicted, and everything comes back.
     fn finish(mut self) {
+        self.list();
         let keys: Vec<Vec<u8>> = self.entries.keys().cloned().collect();
         for key in &keys {
             self.readers.clear();
@@ -434,7 +467,9 @@ impl Model {
         );
         // A crawl may have buried what the model found missing later.
         assert!(self.missing <= left, "{} missing, {left} evicted or dead", self.missing);
-        assert_eq!(self.store.gauges().objects, self.entries.len() as u64);
+        let gauges = self.store.gauges();
+        assert_eq!(gauges.objects, self.entries.len() as u64);
+        assert_eq!(gauges.names, if self.store.has_namespace() { gauges.objects } else { 0 });
         while !self.readers.is_empty() {
             self.end_reader();
         }
@@ -576,7 +611,7 @@ impl Worker {
 #[test]
 fn threads_that_read_write_evict_and_delete_leave_nothing_behind() {
     for_each_seed(0..2, |seed| {
-        let store = store(4 * MIB, &[6 * MIB], 60_000);
+        let store = store(4 * MIB, &[6 * MIB], 60_000, false);
         grow(&store);
         let (disk, done) = (Arc::new(Disk::default()), AtomicBool::new(false));
         let end = Instant::now() + Duration::from_millis(1200);

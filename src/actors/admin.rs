@@ -8,7 +8,7 @@ use crate::actors::StartError;
 use crate::actors::disk_tail::TailMetrics;
 use crate::fabric::staging::Staging;
 use crate::fabric::{self, Resources};
-use crate::metrics::{CloseCounts, ConnectionCounts, Count, Metrics, NativeCounts};
+use crate::metrics::{CloseCounts, ConnectionCounts, Count, FabricCounts, Metrics};
 use crate::store::{Counters, Gauges, Store};
 use actix_web::dev::ServerHandle;
 use actix_web::{App, HttpResponse, HttpServer, web};
@@ -113,6 +113,7 @@ fn load(counter: &AtomicU64) -> u64 {
 fn encode_gauges(page: &mut Page<'_>, gauges: &Gauges) -> fmt::Result {
     let Gauges {
         objects,
+        names,
         value_bytes,
         index_bytes,
         memory_bytes,
@@ -131,6 +132,7 @@ fn encode_gauges(page: &mut Page<'_>, gauges: &Gauges) -> fmt::Result {
         pinned_bytes,
     } = *gauges;
     page.gauge("store_objects", "Values in the index", None, objects)?;
+    page.gauge("store_names", "Keys in the ordered namespace, if a door needs one", None, names)?;
     page.gauge("store_value", "Octets of the values in the index", BYTES, value_bytes)?;
     page.gauge("store_index", "Octets that keys and records of values and segments take", BYTES, index_bytes)?;
     page.gauge("store_claims", "Claims of writers whose values are arriving", None, claims)?;
@@ -248,7 +250,7 @@ fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
         ("shutdown", shutdown),
     ];
     page.causes("connection_closed", "Connections ended", causes.map(|(cause, count)| (cause, count.get())))?;
-    let NativeCounts { current, total, rejections, ends } = native;
+    let FabricCounts { current, total, rejections, ends } = native;
     page.gauge("native_connection_current", "Connections open by a native door", None, current.get())?;
     page.counter("native_connection_accepted", "Connections served by a native door", None, total.get())?;
     page.causes("native_connection_rejected", "Peers that a native door turned away", rejections.list())?;
@@ -464,8 +466,9 @@ mod tests {
             pins: 15,
             pinned_bytes: 16,
             extents: 17,
+            names: 18,
         };
-        assert_shows(&page(move |page| encode_gauges(page, &gauges)), 1, 17);
+        assert_shows(&page(move |page| encode_gauges(page, &gauges)), 1, 18);
     }
 
     #[test]
