@@ -179,9 +179,9 @@ impl Causes {
     }
 }
 
-/// Connections of the native doors; they are among [`ConnectionCounts`] too.
+/// Connections of the doors of one kind on fabrics; they are among [`ConnectionCounts`] too.
 #[derive(Debug, Default)]
-pub struct NativeCounts {
+pub struct FabricCounts {
     /// Gauge.
     pub current: Count,
     pub total: Count,
@@ -196,7 +196,7 @@ pub struct NativeCounts {
 pub struct Metrics {
     pub memcache: MemcacheCounts,
     pub connections: ConnectionCounts,
-    pub native: NativeCounts,
+    pub native: FabricCounts,
     pub copied: CopyCounts,
     /// Values that could not be read back from disk.
     pub failed_reads: Count,

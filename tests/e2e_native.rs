@@ -133,7 +133,7 @@ async fn geometry_comes_from_the_configuration_and_limits_hold() {
     config.native.connections_max = 2;
     config.listen.native = vec![NativeAddress::from_str("native+loopback:limits").unwrap()];
     let handle = start(config).await.unwrap();
-    let fabric: &dyn Fabric = bulkhead::actors::native_listener::loopback();
+    let fabric: &dyn Fabric = bulkhead::actors::fabric_listener::loopback();
     let address = Address::Name("limits".to_owned());
     let mut first = Peer::connect(fabric, &address, DEFAULT).await;
     let second = Peer::connect(fabric, &address, DEFAULT).await;

@@ -109,7 +109,11 @@ struct Call {
 }
 
 fn call() -> impl Strategy<Value = Call> {
-    let octets = || prop::collection::vec(any::<u8>(), 0..60);
+    // Some of more than a page or two.
+    let octets = || {
+        let len = prop_oneof![5 => 0_usize..60, 1 => 4000_usize..9000];
+        (any::<u8>(), len).prop_map(|(seed, len)| (0..len).map(|at| seed ^ (at * 7 + at / 251) as u8).collect())
+    };
     let cuts = || prop::collection::vec(any::<prop::sample::Index>(), 0..4);
     let field = prop_oneof![
         prop::collection::vec(any::<u32>(), 0..5).prop_map(Field::Words),
@@ -153,7 +157,7 @@ fn put(out: &mut Vec<u8>, word: u32) {
 }
 
 fn pad(out: &mut Vec<u8>) {
-    while out.len() % 4 != 0 {
+    while !out.len().is_multiple_of(4) {
         out.push(0);
     }
 }
@@ -384,7 +388,7 @@ proptest! {
     }
 
     #[test]
-    fn a_call_from_another_encoder_is_understood(call in call(), window in 1_u64..80) {
+    fn a_call_from_another_encoder_is_understood(call in call(), window in prop_oneof![1_u64..80, 1000_u64..10_000]) {
         let built = build(&call);
         let mut responder = responder();
         let received = responder.handle_received(&built.message);

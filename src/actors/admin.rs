@@ -8,7 +8,7 @@ use crate::actors::StartError;
 use crate::actors::disk_tail::TailMetrics;
 use crate::fabric::staging::Staging;
 use crate::fabric::{self, Resources};
-use crate::metrics::{CloseCounts, ConnectionCounts, Count, Metrics, NativeCounts};
+use crate::metrics::{CloseCounts, ConnectionCounts, Count, FabricCounts, Metrics};
 use crate::store::{Counters, Gauges, Store};
 use actix_web::dev::ServerHandle;
 use actix_web::{App, HttpResponse, HttpServer, web};
@@ -250,7 +250,7 @@ fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
         ("shutdown", shutdown),
     ];
     page.causes("connection_closed", "Connections ended", causes.map(|(cause, count)| (cause, count.get())))?;
-    let NativeCounts { current, total, rejections, ends } = native;
+    let FabricCounts { current, total, rejections, ends } = native;
     page.gauge("native_connection_current", "Connections open by a native door", None, current.get())?;
     page.counter("native_connection_accepted", "Connections served by a native door", None, total.get())?;
     page.causes("native_connection_rejected", "Peers that a native door turned away", rejections.list())?;

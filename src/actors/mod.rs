@@ -19,11 +19,11 @@ pub mod connection;
 pub mod cq_poller;
 pub mod credit_manager;
 pub mod disk_tail;
+pub mod fabric_listener;
 pub mod gate;
 pub mod listener;
 pub mod local;
 pub mod native_connection;
-pub mod native_listener;
 mod native_memory;
 #[cfg(test)]
 mod native_role_tests;
@@ -36,10 +36,11 @@ pub mod store;
 
 use crate::actors::connection::Lane;
 use crate::actors::disk_tail::{DiskTail, TailMetrics};
+use crate::actors::fabric_listener::{Close, FabricDoor, FabricListener};
 use crate::actors::gate::Gate;
 use crate::actors::listener::{Door, Listener, Refuse, Registry};
 use crate::actors::local::Local;
-use crate::actors::native_listener::{NativeDoor, NativeListener};
+use crate::actors::native_connection::NativeProtocol;
 use crate::actors::store::StoreActor;
 use crate::config::{Config, NativeAddress, Pin};
 use crate::error::Exit;
@@ -166,7 +167,7 @@ pub struct Handle {
     doors: Vec<String>,
     addresses: Vec<SocketAddr>,
     native_addresses: Vec<Address>,
-    native_listeners: Vec<Addr<NativeListener>>,
+    fabric_listeners: Vec<(Recipient<Refuse>, Recipient<Close>)>,
     memory_sum: MemorySum,
     local: Local,
     metrics: Arc<Metrics>,
@@ -196,11 +197,11 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     }
     let (mut native_doors, mut native_urls) = (Vec::new(), Vec::new());
     for (address, near) in config.listen.native.iter().zip(placement.doors) {
-        let fabric = native_listener::fabric_of(address);
-        let mut door = NativeDoor::bind(&*fabric, &address.address, &config.native, config.lanes)?;
+        let fabric = fabric_listener::fabric_of(address);
+        let mut door = FabricDoor::<NativeProtocol>::bind(&*fabric, &address.address, &config.native, config.lanes)?;
         door.keep_to(near);
         // With the port it really has.
-        let url = NativeAddress { fabric: address.fabric, address: door.address() }.to_string();
+        let url = NativeAddress::new(address.fabric, door.address()).to_string();
         if Gate::is_open(&door.address(), &config.native.allow) {
             tracing::warn!(url, "everybody who reaches this door may read and write: native.allow would say who may");
         }
@@ -290,14 +291,15 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         let listener = Listener::new(door, lanes.clone(), places.clone(), registry.clone(), metrics.clone());
         listeners.push(listener.start());
     }
-    let mut native_listeners = Vec::new();
+    let mut fabric_listeners = Vec::new();
     let mut fabrics = Vec::new();
     for (door, url) in native_doors.into_iter().zip(native_urls) {
         fabrics.extend(door.lanes().iter().map(Arc::downgrade));
         urls.push(url);
         native_addresses.push(door.address());
         let (places, registry, metrics) = (places.clone(), registry.clone(), metrics.clone());
-        native_listeners.push(NativeListener::open(door, &lanes, places, registry, metrics));
+        let listener = FabricListener::open(door, &lanes, places, registry, metrics);
+        fabric_listeners.push((listener.clone().recipient(), listener.recipient()));
     }
     let admin = match admin_socket {
         None => None,
@@ -318,7 +320,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         doors: urls,
         addresses,
         native_addresses,
-        native_listeners,
+        fabric_listeners,
         memory_sum: MemorySum::of(&config),
         local,
         metrics,
@@ -449,7 +451,7 @@ impl Handle {
         for listener in &self.listeners {
             let _ = listener.send(Refuse).await;
         }
-        for listener in &self.native_listeners {
+        for (listener, _) in &self.fabric_listeners {
             let _ = listener.send(Refuse).await;
         }
         self.registry.drain();
@@ -462,8 +464,8 @@ impl Handle {
             tracing::warn!(connections = cut, "transfers did not finish within shutdown_grace");
             self.registry.kill();
         }
-        for listener in &self.native_listeners {
-            let _ = listener.send(native_listener::Close).await;
+        for (_, listener) in &self.fabric_listeners {
+            let _ = listener.send(Close).await;
         }
         if let Some(admin) = self.admin {
             admin.stop(false).await;

@@ -18,13 +18,15 @@
 //! Its mailbox is used by `do_send` alone: events of a queue pair whose depth bounds them, and answers to what was asked.
 
 use crate::actors::bulk_window::{self, BulkWindow, Fill, Source};
-use crate::actors::connection::{Admission, Drain, Kill, Lane, Revoked, ask};
-use crate::actors::cq_poller::{Attachments, Batch, Events, TransportEvent};
+use crate::actors::connection::{Admission, Drain, Kill, Revoked, ask};
+use crate::actors::cq_poller::{Batch, Events, TransportEvent};
 use crate::actors::credit_manager::{self, Advance, CreditManager, Finish, PLACES_MAX, Parts, Told, Turn};
+use crate::actors::fabric_listener::{FabricLane, Protocol};
 use crate::actors::native_memory::{ControlRegion, RxHalf};
 use crate::actors::store::{Filled, Reserved, SpaceFreed};
-use crate::config::NativeConfig;
-use crate::fabric::{self, Attributes, Cause, ConnectRequest, FabricError, QpNum, QueuePair};
+use crate::config::{self, NativeConfig, Network};
+use crate::fabric::{Attributes, Cause, ConnectRequest, FabricError, QpNum, QueuePair};
+use crate::metrics::{FabricCounts, Metrics};
 use crate::programs::memcache::exchange::{Bodies, Exchange, Replies};
 use crate::programs::memcache::session::INPUT_BYTES;
 use crate::store::Pinned;
@@ -97,12 +99,38 @@ impl Bodies for Conversation {
 }
 
 /// What a connection of a native door is made of, besides the request.
-#[derive(Clone)]
-pub struct NativeLane {
-    pub lane: Lane,
-    pub fabric: Arc<dyn fabric::Lane>,
-    pub attachments: Attachments,
-    pub config: NativeConfig,
+pub type NativeLane = FabricLane<NativeConfig>;
+
+/// The native protocol, for the listener.
+#[derive(Debug)]
+pub struct NativeProtocol;
+
+impl Protocol for NativeProtocol {
+    type Speech = config::Native;
+    type Config = NativeConfig;
+    type Peer = Descriptor;
+
+    fn limits(config: &NativeConfig) -> (usize, &[Network]) {
+        (config.connections_max, &config.allow)
+    }
+
+    fn counts(metrics: &Metrics) -> &FabricCounts {
+        &metrics.native
+    }
+
+    fn judge(private_data: &[u8]) -> Result<Descriptor, &'static str> {
+        Descriptor::decode(private_data).map_err(|error| error.cause())
+    }
+
+    fn start_on_lane(
+        request: ConnectRequest,
+        peer: Descriptor,
+        lane: NativeLane,
+        admission: Admission,
+    ) -> Result<(Recipient<Drain>, Recipient<Kill>), FabricError> {
+        let address = NativeConnection::start_on_lane(request, peer, lane, admission)?;
+        Ok((address.clone().recipient(), address.recipient()))
+    }
 }
 
 /// The actor. One per peer, on one lane for its life.

@@ -2,8 +2,9 @@
 
 use crate::actors::cq_poller::CqPoller;
 use crate::actors::disk_tail::{HoldReads, OnRead};
+use crate::actors::fabric_listener::{FabricDoor, FabricListener};
 use crate::actors::listener::{Refuse, Registry};
-use crate::actors::native_listener::{NativeDoor, NativeListener};
+use crate::actors::native_connection::NativeProtocol;
 use crate::actors::rig::{Rig, converse, octets, set, until, value_reply};
 use crate::config::{Config, NativeConfig};
 use crate::fabric::faulty::{Faults, Faulty};
@@ -35,7 +36,7 @@ struct Door {
     rig: Rig,
     fabric: Arc<dyn Fabric>,
     address: Address,
-    listener: Addr<NativeListener>,
+    listener: Addr<FabricListener<NativeProtocol>>,
     lanes: Vec<Arc<dyn crate::fabric::Lane>>,
     places: Arc<Semaphore>,
 }
@@ -55,12 +56,12 @@ fn native(geometry: Geometry) -> NativeConfig {
 impl Door {
     /// The server's side goes through `server`, peers through `client`.
     fn open(rig: Rig, server: &dyn Fabric, client: Arc<dyn Fabric>, address: &Address, geometry: Geometry) -> Self {
-        let door = NativeDoor::bind(server, address, &native(geometry), 1).unwrap();
+        let door = FabricDoor::bind(server, address, &native(geometry), 1).unwrap();
         let (address, lanes) = (door.address(), door.lanes().to_vec());
         let places = Arc::new(Semaphore::new(PLACES));
         let lane = [(Arbiter::current(), rig.lane.clone())];
         let metrics = rig.metrics.clone();
-        let listener = NativeListener::open(door, &lane, places.clone(), Registry::default(), metrics);
+        let listener = FabricListener::open(door, &lane, places.clone(), Registry::default(), metrics);
         Self { rig, fabric: client, address, listener, lanes, places }
     }
 

@@ -5,8 +5,9 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use bulkhead::actors::fabric_listener::{FabricDoor, fabric_of};
 use bulkhead::actors::gate::Gate;
-use bulkhead::actors::native_listener::{NativeDoor, fabric_of};
+use bulkhead::actors::native_connection::NativeProtocol;
 use bulkhead::actors::{MemorySum, placement};
 use bulkhead::config::{ByteSize, NativeAddress, Pin, PoolConfig, machine_memory_bytes};
 use bulkhead::fabric::Address;
@@ -135,7 +136,7 @@ impl Patient {
             judge(format!("memcache://{address}"), tcp(address));
         }
         for native in &listen.native {
-            let door = NativeDoor::bind(&*fabric_of(native), &native.address, &self.config.native, 1);
+            let door = FabricDoor::<NativeProtocol>::bind(&*fabric_of(native), &native.address, &self.config.native, 1);
             judge(native.to_string(), door.map(drop).map_err(|err| err.to_string()));
         }
         if let Some(address) = &listen.admin {

@@ -80,7 +80,7 @@ pub struct DuplicateCache {
     done: VecDeque<CallKey>,
     bytes: usize,
     failures: HashSet<(IpAddr, Xid)>,
-    /// The same, oldest first; some may be taken already.
+    /// The same, oldest first.
     failures_order: VecDeque<(IpAddr, Xid)>,
 }
 

@@ -80,7 +80,7 @@ pub(super) fn judge(call: &Transport<'_>, limits: &Limits, agreed: &Agreed) -> R
     if segment_count > limits.read_segments_max {
         return Err(Fault::ReadSegments(segment_count));
     }
-    if let Some(segment) = call.reads.segments().find(|segment| segment.position % 4 != 0) {
+    if let Some(segment) = call.reads.segments().find(|segment| !segment.position.is_multiple_of(4)) {
         return Err(Fault::Alignment(segment.position));
     }
     let mut header = call.to_header();

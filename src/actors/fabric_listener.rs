@@ -1,18 +1,16 @@
-//! `NativeListener`: one bound address of a native door. It judges addresses and descriptors of peers, admits them up to the
-//! limits, and gives each to a lane in turn.
+//! `FabricListener`: one bound address of a door on a fabric. It judges addresses and private data of peers, admits them up
+//! to the limits, and gives each to a lane in turn. What is spoken there is a [`Protocol`].
 
-use crate::actors::connection::Admission;
+use crate::actors::connection::{Admission, Drain, Kill};
 use crate::actors::cq_poller::{self, Asked, Attachments, CqPoller, Unmade};
 use crate::actors::gate::{Gate, Verdict};
 use crate::actors::listener::{Refuse, Registry};
-use crate::actors::native_connection::{NativeConnection, NativeLane};
 use crate::actors::{StartError, connection};
-use crate::config::{NativeAddress, NativeConfig, NativeFabric};
+use crate::config::{FabricAddress, FabricKind, Network, Speech};
 use crate::fabric::iwarp::{Iwarp, Options};
 use crate::fabric::loopback::Loopback;
 use crate::fabric::{self, Address, ConnectRequest, Fabric, FabricError};
-use crate::metrics::Metrics;
-use crate::wire::native::descriptor::Descriptor;
+use crate::metrics::{FabricCounts, Metrics};
 use actix::prelude::*;
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -26,27 +24,69 @@ pub fn loopback() -> &'static Loopback {
 }
 
 /// The fabric that `address` is on.
-pub fn fabric_of(address: &NativeAddress) -> Arc<dyn Fabric> {
+pub fn fabric_of<S>(address: &FabricAddress<S>) -> Arc<dyn Fabric> {
     match address.fabric {
-        NativeFabric::Iwarp { crc } => Arc::new(Iwarp::new(Options { crc, ..Options::default() })),
+        FabricKind::Iwarp { crc } => Arc::new(Iwarp::new(Options { crc, ..Options::default() })),
         #[cfg(feature = "verbs")]
-        NativeFabric::Verbs => Arc::new(fabric::verbs::Verbs),
+        FabricKind::Verbs => Arc::new(fabric::verbs::Verbs),
         #[cfg(not(feature = "verbs"))]
-        NativeFabric::Verbs => unreachable!("such an address is not read without the feature"),
-        NativeFabric::Loopback => Arc::new(loopback().clone()),
+        FabricKind::Verbs => unreachable!("such an address is not read without the feature"),
+        FabricKind::Loopback => Arc::new(loopback().clone()),
     }
 }
 
+/// What is spoken at a door.
+pub trait Protocol: Unpin + 'static {
+    /// Its word in URLs.
+    type Speech: Speech;
+    /// What its connections are made with.
+    type Config: Clone + Send + Unpin + 'static;
+    /// What the private data of a peer says.
+    type Peer: Send + 'static;
+
+    /// Connections of one door, and who may have them (empty: all who reach it).
+    fn limits(config: &Self::Config) -> (usize, &[Network]);
+
+    /// Where its connections are counted.
+    fn counts(metrics: &Metrics) -> &FabricCounts;
+
+    /// Reads a peer's private data.
+    ///
+    /// # Errors
+    /// One word that the peer is told and that is counted.
+    fn judge(private_data: &[u8]) -> Result<Self::Peer, &'static str>;
+
+    /// Accepts the peer of `request` on the lane of this thread.
+    ///
+    /// # Errors
+    /// What the fabric lacks; the peer was rejected then.
+    fn start_on_lane(
+        request: ConnectRequest,
+        peer: Self::Peer,
+        lane: FabricLane<Self::Config>,
+        admission: Admission,
+    ) -> Result<(Recipient<Drain>, Recipient<Kill>), FabricError>;
+}
+
+/// What a connection on a fabric is made of, besides the request.
+#[derive(Clone)]
+pub struct FabricLane<C> {
+    pub lane: connection::Lane,
+    pub fabric: Arc<dyn fabric::Lane>,
+    pub attachments: Attachments,
+    pub config: C,
+}
+
 /// A bound address and the fabric lanes behind it, one for each lane of the daemon. Nobody polls them yet.
-pub struct NativeDoor {
+pub struct FabricDoor<P: Protocol> {
     listener: Box<dyn fabric::Listener>,
     lanes: Vec<Arc<dyn fabric::Lane>>,
     /// Indices of the lanes that connections go to.
     near: Vec<usize>,
-    config: NativeConfig,
+    config: P::Config,
 }
 
-impl NativeDoor {
+impl<P: Protocol> FabricDoor<P> {
     /// Binds `address` on `fabric`, with as many lanes as the daemon will have.
     ///
     /// # Errors
@@ -54,11 +94,11 @@ impl NativeDoor {
     pub fn bind(
         fabric: &dyn Fabric,
         address: &Address,
-        config: &NativeConfig,
+        config: &P::Config,
         lane_count: usize,
     ) -> Result<Self, StartError> {
         let failed = |error: FabricError| StartError::Bind {
-            url: format!("native+{}://{address}", fabric.name()),
+            url: format!("{}+{}://{address}", P::Speech::SCHEME, fabric.name()),
             source: match error {
                 FabricError::System { source, .. } => source,
                 FabricError::AddressInUse(_) => io::Error::new(io::ErrorKind::AddrInUse, error.to_string()),
@@ -93,53 +133,55 @@ impl NativeDoor {
 }
 
 /// The actor. One per bound address, on the thread of the first lane.
-pub struct NativeListener {
+pub struct FabricListener<P: Protocol> {
     door: Option<Box<dyn fabric::Listener>>,
-    lanes: Vec<(ArbiterHandle, NativeLane)>,
+    lanes: Vec<(ArbiterHandle, FabricLane<P::Config>)>,
     near: Vec<usize>,
     gate: Gate,
     pollers: Vec<Addr<CqPoller>>,
     turn: usize,
     places: Arc<Semaphore>,
-    native_places: Arc<Semaphore>,
+    /// Those of this door.
+    door_places: Arc<Semaphore>,
     registry: Registry,
     metrics: Arc<Metrics>,
 }
 
-impl NativeListener {
+impl<P: Protocol> FabricListener<P> {
     /// Starts pollers on `lanes`, and the listener. Call it on any thread with an Arbiter.
     pub fn open(
-        door: NativeDoor,
+        door: FabricDoor<P>,
         lanes: &[(ArbiterHandle, connection::Lane)],
         places: Arc<Semaphore>,
         registry: Registry,
         metrics: Arc<Metrics>,
     ) -> Addr<Self> {
-        let NativeDoor { listener, lanes: fabric_lanes, near, config, .. } = door;
-        let gate = Gate::new(&listener.address(), &config.allow);
-        let native_places = Arc::new(Semaphore::new(config.connections_max));
-        let mut native_lanes = Vec::new();
+        let FabricDoor { listener, lanes: fabric_lanes, near, config, .. } = door;
+        let (connections_max, allow) = P::limits(&config);
+        let gate = Gate::new(&listener.address(), allow);
+        let door_places = Arc::new(Semaphore::new(connections_max));
+        let mut door_lanes = Vec::new();
         for ((arbiter, lane), fabric) in lanes.iter().zip(fabric_lanes) {
             let (lane, attachments, config) = (lane.clone(), Attachments::default(), config.clone());
-            native_lanes.push((arbiter.clone(), NativeLane { lane, fabric, attachments, config }));
+            door_lanes.push((arbiter.clone(), FabricLane { lane, fabric, attachments, config }));
         }
         Self::create(|ctx| {
             let door = cq_poller::Door { asked: ctx.address().recipient(), unmade: ctx.address().recipient() };
-            native_lanes[0].1.attachments.listen(Some(door));
-            let pollers = native_lanes.iter().map(|(arbiter, lane)| {
+            door_lanes[0].1.attachments.listen(Some(door));
+            let pollers = door_lanes.iter().map(|(arbiter, lane)| {
                 let (fabric, attachments) = (lane.fabric.clone(), lane.attachments.clone());
                 CqPoller::start_in_arbiter(arbiter, move |_| CqPoller::new(fabric, attachments))
             });
             let pollers = pollers.collect();
             Self {
                 door: Some(listener),
-                lanes: native_lanes,
+                lanes: door_lanes,
                 near,
                 gate,
                 pollers,
                 turn: 0,
                 places,
-                native_places,
+                door_places,
                 registry,
                 metrics,
             }
@@ -153,8 +195,8 @@ impl NativeListener {
 
     fn count_rejection(&self, peer: &Address, cause: &'static str) {
         self.metrics.connections.rejected.add(1);
-        self.metrics.native.rejections.add(cause);
-        tracing::debug!(cause, %peer, "native connection rejected");
+        P::counts(&self.metrics).rejections.add(cause);
+        tracing::debug!(door = P::Speech::SCHEME, cause, %peer, "connection rejected");
     }
 
     fn admit(&mut self, request: ConnectRequest) {
@@ -163,42 +205,44 @@ impl NativeListener {
         }
         if let Verdict::Refuse { log } = self.gate.judge(request.peer(), Instant::now()) {
             if let Some(count) = log {
-                tracing::warn!(peer = %request.peer(), count, "native.allow does not name this peer: it is refused");
+                let door = P::Speech::SCHEME;
+                tracing::warn!(peer = %request.peer(), count, "{door}.allow does not name this peer: it is refused");
             }
             return self.reject(request, "not_allowed");
         }
-        let peer = match Descriptor::decode(request.private_data()) {
+        let peer = match P::judge(request.private_data()) {
             Ok(peer) => peer,
-            Err(error) => return self.reject(request, error.cause()),
+            Err(cause) => return self.reject(request, cause),
         };
-        let permits = (self.places.clone().try_acquire_owned(), self.native_places.clone().try_acquire_owned());
-        let (Ok(place), Ok(native_place)) = permits else {
+        let permits = (self.places.clone().try_acquire_owned(), self.door_places.clone().try_acquire_owned());
+        let (Ok(place), Ok(door_place)) = permits else {
             return self.reject(request, "too_many_connections");
         };
         let id = self.registry.next_id();
         let registry = self.registry.clone();
-        let admission: Admission = Box::new((registry.admitted(id, place), native_place));
+        let admission: Admission = Box::new((registry.admitted(id, place), door_place));
         let (arbiter, lane) = self.lanes[self.near[self.turn % self.near.len()]].clone();
         self.turn += 1;
         let metrics = self.metrics.clone();
         arbiter.spawn(async move {
-            match NativeConnection::start_on_lane(request, peer, lane, admission) {
-                Ok(address) => registry.enroll(id, address.clone().recipient(), address.recipient()),
+            match P::start_on_lane(request, peer, lane, admission) {
+                Ok((drain, kill)) => registry.enroll(id, drain, kill),
                 Err(error) => {
+                    let (door, cause) = (P::Speech::SCHEME, "shortage");
                     metrics.connections.rejected.add(1);
-                    metrics.native.rejections.add("shortage");
-                    tracing::warn!(cause = "shortage", %error, "native connection rejected");
+                    P::counts(&metrics).rejections.add(cause);
+                    tracing::warn!(door, cause, %error, "connection rejected");
                 }
             }
         });
     }
 }
 
-impl Actor for NativeListener {
+impl<P: Protocol> Actor for FabricListener<P> {
     type Context = Context<Self>;
 }
 
-impl Handler<Asked> for NativeListener {
+impl<P: Protocol> Handler<Asked> for FabricListener<P> {
     type Result = ();
 
     fn handle(&mut self, asked: Asked, _: &mut Self::Context) {
@@ -206,7 +250,7 @@ impl Handler<Asked> for NativeListener {
     }
 }
 
-impl Handler<Unmade> for NativeListener {
+impl<P: Protocol> Handler<Unmade> for FabricListener<P> {
     type Result = ();
 
     fn handle(&mut self, unmade: Unmade, _: &mut Self::Context) {
@@ -214,7 +258,7 @@ impl Handler<Unmade> for NativeListener {
     }
 }
 
-impl Handler<Refuse> for NativeListener {
+impl<P: Protocol> Handler<Refuse> for FabricListener<P> {
     type Result = ();
 
     fn handle(&mut self, _: Refuse, _: &mut Self::Context) {
@@ -228,7 +272,7 @@ impl Handler<Refuse> for NativeListener {
 #[rtype(result = "()")]
 pub struct Close;
 
-impl Handler<Close> for NativeListener {
+impl<P: Protocol> Handler<Close> for FabricListener<P> {
     type Result = ();
 
     fn handle(&mut self, _: Close, ctx: &mut Self::Context) {
