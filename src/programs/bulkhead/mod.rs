@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Eligible items are [`Item`]s where a message is made and [`Data`](super::rpc::Data) where it is read, so no octet of a
-//! value is ever held here. What is immediate is in [`execute`]; a GET that reads is [`get::Get`], values that arrive are
-//! [`put::Drafts`], and what a connection keeps from being evicted is [`pins::Pins`].
+//! value is ever held here. A [`Session`] is what one connection has: it answers what is immediate ([`execute`]), a GET
+//! becomes a [`get::Get`], values arrive in [`put::Drafts`], and [`pins::Pins`] are kept from being evicted.
 
 pub mod answer;
 pub mod execute;
@@ -17,6 +17,7 @@ pub mod put;
 pub mod request;
 #[cfg(test)]
 mod rig;
+pub mod session;
 
 pub use crate::wire::onc_rpc::Item;
 pub use answer::{Answer, Entry, Expectation, Got, Page, PinnedVersion, PutResult, Stat};

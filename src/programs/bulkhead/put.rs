@@ -230,7 +230,7 @@ impl Drafts {
         };
         arriving.waiting = Waiting::Nothing;
         let Some(draft) = &mut arriving.draft else { return };
-        let revoked = draft.claim().is_some_and(Claim::is_revoked);
+        let revoked = draft.is_revoked();
         match filling {
             Some(filling) if !revoked => {
                 if let Some(claim) = draft.claim() {
@@ -247,8 +247,7 @@ impl Drafts {
     pub fn handle_revoked(&mut self) -> Vec<PutId> {
         let is_revoked = |arriving: &Arriving| {
             // The segment that is asked for comes in any case, and must find the value it was asked for.
-            arriving.waiting != Waiting::Segment
-                && arriving.draft.as_ref().and_then(Draft::claim).is_some_and(Claim::is_revoked)
+            arriving.waiting != Waiting::Segment && arriving.draft.as_ref().is_some_and(Draft::is_revoked)
         };
         let revoked = self.arriving.iter_mut().filter(|(_, arriving)| is_revoked(arriving));
         revoked
