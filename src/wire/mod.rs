@@ -1,5 +1,7 @@
 //! Protocols, pure: no sockets, no clock, no actors, no unsafe.
+pub mod codec;
 pub mod iwarp;
 pub mod memcache;
 pub mod native;
+pub mod rpcrdma;
 pub mod seq;
