@@ -3,5 +3,6 @@ pub mod codec;
 pub mod iwarp;
 pub mod memcache;
 pub mod native;
+pub mod onc_rpc;
 pub mod rpcrdma;
 pub mod seq;

@@ -88,10 +88,6 @@ impl Msn {
     }
 }
 
-/// Transaction identifier: the same in a call and its reply. Equal or not is all there is to it (RFC 5531 §9).
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Xid(pub u32);
-
 #[cfg(test)]
 mod tests {
     use super::*;

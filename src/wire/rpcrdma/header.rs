@@ -13,6 +13,7 @@
 use super::Xid;
 use super::chunk::{ChunkLists, ReadList, WriteChunk, WriteList};
 use crate::wire::codec::{Codec, Reader, Writer, XdrError, codec_struct};
+use crate::wire::onc_rpc::MessageType;
 use thiserror::Error;
 
 /// The version spoken here.
@@ -72,13 +73,6 @@ pub enum Placement {
     Inline,
     /// RDMA_NOMSG: in the chunk at position zero, or in the reply chunk.
     Chunk,
-}
-
-/// Who sent a message (RFC 8167): the two directions of a connection have xids and credits of their own.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Direction {
-    Call,
-    Reply,
 }
 
 /// What an RDMA_ERROR says.
@@ -190,13 +184,14 @@ impl<'a> Transport<'a> {
         })
     }
 
-    /// Who sent it. Inline, the RPC message says so, if it reaches that far and makes sense. In a chunk: what is to be
-    /// pulled is a call, everything else a reply.
-    pub fn direction(&self) -> Option<Direction> {
+    /// Whether it is a call or a reply, and so what its xid and credit mean: the two directions of a connection have their
+    /// own (RFC 8167 §4.1). Inline, the RPC message says so, if it reaches that far and makes sense. In a chunk: what is to
+    /// be pulled is a call, everything else a reply.
+    pub fn message_type(&self) -> Option<MessageType> {
         match self.placement {
-            Placement::Inline => direction(self.payload),
-            Placement::Chunk if self.reads.is_empty() => Some(Direction::Reply),
-            Placement::Chunk => Some(Direction::Call),
+            Placement::Inline => MessageType::of(self.payload),
+            Placement::Chunk if self.reads.is_empty() => Some(MessageType::Reply),
+            Placement::Chunk => Some(MessageType::Call),
         }
     }
 
@@ -215,10 +210,8 @@ impl<'a> Transport<'a> {
     /// # Errors
     /// [`ReplyError`]: it is dropped in silence (§4.5).
     pub fn check_reply(&self) -> Result<(), ReplyError> {
-        match self.direction() {
-            Some(Direction::Reply) => {}
-            Some(Direction::Call) if self.placement == Placement::Chunk => return Err(ReplyError::ReadList),
-            Some(Direction::Call) | None => return Err(ReplyError::NotAReply),
+        if self.message_type() != Some(MessageType::Reply) {
+            return Err(ReplyError::NotAReply);
         }
         if !self.reads.is_empty() {
             return Err(ReplyError::ReadList);
@@ -252,17 +245,6 @@ pub enum ReplyError {
     Behind(usize),
     #[error("a segment reaches past the end of memory")]
     Wraps,
-}
-
-/// Whether `stream`, a payload stream, is a call or a reply. `None` if it is cut before that word, or that word is neither.
-pub fn direction(stream: &[u8]) -> Option<Direction> {
-    let mut reader = Reader::new(stream);
-    reader.u32().ok()?;
-    match reader.u32().ok()? {
-        0 => Some(Direction::Call),
-        1 => Some(Direction::Reply),
-        _ => None,
-    }
 }
 
 /// The xid that `stream`, a payload stream, begins with.
@@ -391,10 +373,10 @@ mod tests {
     fn who_sent_a_message_is_in_the_rpc_message_or_nowhere() {
         let inline = |payload: &[u32]| {
             let octets = words(&[&[1, 1, 9, 0, 0, 0, 0], payload].concat());
-            transport(&octets).direction()
+            transport(&octets).message_type()
         };
-        assert_eq!(inline(&[1, 0]), Some(Direction::Call));
-        assert_eq!(inline(&[1, 1]), Some(Direction::Reply));
+        assert_eq!(inline(&[1, 0]), Some(MessageType::Call));
+        assert_eq!(inline(&[1, 1]), Some(MessageType::Reply));
         assert_eq!(inline(&[1, 2]), None);
         assert_eq!(inline(&[1]), None);
         assert_eq!(inline(&[]), None);
@@ -408,7 +390,7 @@ mod tests {
         assert_eq!(judge(&[1, 1, 9, 0, 0, 0, 0, 1, 0]), Err(ReplyError::NotAReply));
         assert_eq!(judge(&[1, 1, 9, 0, 0, 0, 0, 1]), Err(ReplyError::NotAReply));
         assert_eq!(judge(&[1, 1, 9, 0, 1, 8, 5, 4, 0, 0, 0, 0, 0, 1, 1]), Err(ReplyError::ReadList));
-        assert_eq!(judge(&[1, 1, 9, 1, 1, 0, 5, 4, 0, 0, 0, 0, 0]), Err(ReplyError::ReadList));
+        assert_eq!(judge(&[1, 1, 9, 1, 1, 0, 5, 4, 0, 0, 0, 0, 0]), Err(ReplyError::NotAReply));
         assert_eq!(judge(&[1, 1, 9, 1, 0, 0, 0]), Err(ReplyError::NoReplyChunk));
         assert_eq!(judge(&[1, 1, 9, 1, 0, 0, 1, 1, 5, 4, 0, 0]), Ok(()));
         assert_eq!(judge(&[1, 1, 9, 1, 0, 0, 1, 1, 5, 4, 0, 0, 7]), Err(ReplyError::Behind(4)));

@@ -11,11 +11,13 @@
 //! pushed into the reply chunk; then the header goes alone (RDMA_NOMSG).
 //!
 //! [`header`] and [`chunk`] are the octets, [`private_data`] what is agreed on when connecting, [`credit`] who may send
-//! how much.
+//! how much. [`responder`] judges calls and places replies; [`duplicate`] remembers what was answered.
 pub mod chunk;
 pub mod credit;
+pub mod duplicate;
 pub mod header;
 pub mod private_data;
+pub mod responder;
 
 pub use crate::wire::native::descriptor::RemoteKey;
-pub use crate::wire::seq::Xid;
+pub use crate::wire::onc_rpc::Xid;

@@ -1,0 +1,326 @@
+//! What was answered, so that a call that comes twice is not executed twice (RFC 8166 §4.5.5).
+//!
+//! ```text
+//!            admit: Execute            complete
+//!  (absent) ────────────────▶ Running ─────────▶ Done ──▶ (absent) the oldest first, when there are too many
+//!      ▲                         │ admit: Running │ admit: Replay
+//!      └─────────────────────────┘
+//!             forget
+//! ```
+//! One cache serves all connections: a call comes again on a new one, from another port, with other chunks and perhaps
+//! reduced otherwise. So a call is known by the peer's address without its port and by what the RPC message says, less the
+//! items that may be in chunks; and what is kept is the RPC message of the reply, not the header in front of it, which has
+//! to be planned anew for what the second call offers.
+
+use super::Xid;
+use crate::wire::codec::roundup_bytes;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// By what a call is known again.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct CallKey {
+    pub peer: IpAddr,
+    pub program: u32,
+    pub version: u32,
+    pub procedure: u32,
+    pub xid: Xid,
+    /// Of [`arguments_checksum`].
+    pub checksum: u32,
+}
+
+/// Checksum of a call's payload stream, less `items`: what of it are eligible items, in order, as ranges without their
+/// roundup. The result is the same whether an item came inline or in a chunk.
+///
+/// # Panics
+/// If the ranges overlap, are out of order or leave the stream.
+pub fn arguments_checksum(stream: &[u8], items: &[Range<usize>]) -> u32 {
+    let (mut crc, mut start) = (0, 0);
+    for item in items {
+        crc = crc32c::crc32c_append(crc, &stream[start..item.start]);
+        start = item.end + roundup_bytes(item.len() as u64) as usize;
+    }
+    crc32c::crc32c_append(crc, &stream[start..])
+}
+
+/// What to do with a call.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Admission {
+    /// It is new: execute it, then [`DuplicateCache::complete`] or [`DuplicateCache::forget`].
+    Execute,
+    /// It is being executed: drop it, the first copy will be answered or come again.
+    Running,
+    /// It was answered with this RPC message: answer so again.
+    Replay(Arc<[u8]>),
+}
+
+/// How much is remembered.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Bounds {
+    /// Replies, and as many failures.
+    pub entries_max: usize,
+    /// Octets of all replies together. A longer one is not kept.
+    pub bytes_max: usize,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Running,
+    Done(Arc<[u8]>),
+}
+
+/// Calls that run, and replies that were given. Running calls do not count: credits bound them.
+#[derive(Debug)]
+pub struct DuplicateCache {
+    bounds: Bounds,
+    calls: HashMap<CallKey, Entry>,
+    /// Those that are done, oldest first.
+    done: VecDeque<CallKey>,
+    bytes: usize,
+    failures: HashSet<(IpAddr, Xid)>,
+    /// The same, oldest first.
+    failures_order: VecDeque<(IpAddr, Xid)>,
+}
+
+impl DuplicateCache {
+    pub fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            calls: HashMap::new(),
+            done: VecDeque::new(),
+            bytes: 0,
+            failures: HashSet::new(),
+            failures_order: VecDeque::new(),
+        }
+    }
+
+    /// A call has come.
+    pub fn admit(&mut self, key: CallKey) -> Admission {
+        match self.calls.get(&key) {
+            Some(Entry::Running) => Admission::Running,
+            Some(Entry::Done(reply)) => Admission::Replay(Arc::clone(reply)),
+            None => {
+                self.calls.insert(key, Entry::Running);
+                Admission::Execute
+            }
+        }
+    }
+
+    /// A call was executed, and answered with the RPC message `reply`, whether or not that can be sent.
+    ///
+    /// # Panics
+    /// Unless it is running.
+    pub fn complete(&mut self, key: &CallKey, reply: &[u8]) {
+        self.assert_running(key);
+        self.bytes += reply.len();
+        self.calls.insert(*key, Entry::Done(reply.into()));
+        self.done.push_back(*key);
+        while self.done.len() > self.bounds.entries_max || self.bytes > self.bounds.bytes_max {
+            let oldest = self.done.pop_front().expect("octets are those of replies");
+            if let Some(Entry::Done(reply)) = self.calls.remove(&oldest) {
+                self.bytes -= reply.len();
+            }
+        }
+    }
+
+    /// A call that may be executed again was executed, or one was given up before it had an effect.
+    ///
+    /// # Panics
+    /// Unless it is running.
+    pub fn forget(&mut self, key: &CallKey) {
+        self.assert_running(key);
+        self.calls.remove(key);
+    }
+
+    /// An RDMA Read or Write of a call was refused by the peer's memory, and the connection is lost for it (not: was
+    /// flushed, because the connection was lost). The call will come again, with the same fault (RFC 8166 §4.5.3).
+    pub fn handle_rdma_failed(&mut self, peer: IpAddr, xid: Xid) {
+        if self.failures.insert((peer, xid)) {
+            self.failures_order.push_back((peer, xid));
+        }
+        while self.failures_order.len() > self.bounds.entries_max {
+            let oldest = self.failures_order.pop_front().expect("it is longer than something");
+            self.failures.remove(&oldest);
+        }
+    }
+
+    /// Whether a call failed so before: then it is answered with ERR_CHUNK, which ends it for its sender. Answered once:
+    /// the next call with this xid is another.
+    pub fn take_failure(&mut self, peer: IpAddr, xid: Xid) -> bool {
+        if !self.failures.remove(&(peer, xid)) {
+            return false;
+        }
+        self.failures_order.retain(|failure| *failure != (peer, xid));
+        true
+    }
+
+    /// Replies that are kept, and their octets.
+    pub fn kept(&self) -> (usize, usize) {
+        (self.done.len(), self.bytes)
+    }
+
+    fn assert_running(&self, key: &CallKey) {
+        assert!(matches!(self.calls.get(key), Some(Entry::Running)), "a call ends once, and was admitted before");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    const BOUNDS: Bounds = Bounds { entries_max: 3, bytes_max: 100 };
+
+    fn peer(last: u8) -> IpAddr {
+        IpAddr::from([192, 0, 2, last])
+    }
+
+    fn key(xid: u32) -> CallKey {
+        CallKey { peer: peer(1), program: 100_003, version: 3, procedure: 7, xid: Xid(xid), checksum: 5 }
+    }
+
+    #[test]
+    fn a_call_is_executed_once_and_answered_as_often_as_it_comes() {
+        let mut cache = DuplicateCache::new(BOUNDS);
+        assert_eq!(cache.admit(key(1)), Admission::Execute);
+        assert_eq!(cache.admit(key(1)), Admission::Running);
+        cache.complete(&key(1), b"reply");
+        for _ in 0..2 {
+            assert_eq!(cache.admit(key(1)), Admission::Replay(b"reply"[..].into()));
+        }
+    }
+
+    #[test]
+    fn another_call_is_another_even_with_the_same_xid() {
+        let mut cache = DuplicateCache::new(BOUNDS);
+        cache.admit(key(1));
+        cache.complete(&key(1), b"reply");
+        for other in [
+            CallKey { peer: peer(2), ..key(1) },
+            CallKey { program: 7, ..key(1) },
+            CallKey { version: 4, ..key(1) },
+            CallKey { procedure: 8, ..key(1) },
+            CallKey { checksum: 6, ..key(1) },
+            key(2),
+        ] {
+            assert_eq!(cache.admit(other), Admission::Execute, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_call_that_had_no_effect_is_executed_when_it_comes_again() {
+        let mut cache = DuplicateCache::new(BOUNDS);
+        cache.admit(key(1));
+        cache.forget(&key(1));
+        assert_eq!(cache.admit(key(1)), Admission::Execute);
+    }
+
+    #[test]
+    fn the_oldest_replies_go_when_there_are_too_many_or_they_are_too_long() {
+        let mut cache = DuplicateCache::new(BOUNDS);
+        let mut complete = |xid, len| {
+            assert_eq!(cache.admit(key(xid)), Admission::Execute, "call {xid}");
+            cache.complete(&key(xid), &vec![0; len]);
+            cache.kept()
+        };
+        assert_eq!(complete(1, 10), (1, 10));
+        assert_eq!(complete(2, 10), (2, 20));
+        assert_eq!(complete(3, 10), (3, 30));
+        assert_eq!(complete(4, 10), (3, 30));
+        assert_eq!(complete(1, 85), (2, 95), "the first was forgotten, and 85 octets push out two");
+        assert_eq!(complete(5, 101), (0, 0), "longer than all that may be kept");
+    }
+
+    #[test]
+    fn running_calls_are_never_pushed_out() {
+        let mut cache = DuplicateCache::new(BOUNDS);
+        cache.admit(key(1));
+        for xid in 2..20 {
+            cache.admit(key(xid));
+            cache.complete(&key(xid), &[0; 30]);
+        }
+        assert_eq!(cache.admit(key(1)), Admission::Running);
+    }
+
+    #[test]
+    fn a_failed_call_is_refused_once_when_it_comes_again() {
+        let mut cache = DuplicateCache::new(BOUNDS);
+        assert!(!cache.take_failure(peer(1), Xid(1)));
+        cache.handle_rdma_failed(peer(1), Xid(1));
+        cache.handle_rdma_failed(peer(1), Xid(1));
+        assert!(!cache.take_failure(peer(2), Xid(1)));
+        assert!(cache.take_failure(peer(1), Xid(1)));
+        assert!(!cache.take_failure(peer(1), Xid(1)));
+        for xid in 0..10 {
+            cache.handle_rdma_failed(peer(1), Xid(xid));
+        }
+        let left: Vec<u32> = (0..10).filter(|&xid| cache.take_failure(peer(1), Xid(xid))).collect();
+        assert_eq!(left, [7, 8, 9]);
+    }
+
+    /// Every state and every event; `None` is a mistake of the owner.
+    #[test]
+    fn transitions_are_these() {
+        type Event = fn(&mut DuplicateCache) -> Option<Admission>;
+        let events: [Event; 3] = [
+            |cache| Some(cache.admit(key(1))),
+            |cache| {
+                cache.complete(&key(1), b"reply");
+                None
+            },
+            |cache| {
+                cache.forget(&key(1));
+                None
+            },
+        ];
+        let replay = || Admission::Replay(b"reply"[..].into());
+        // State, event, what comes of it, what the next admission would say.
+        let table = [
+            ("absent", 0, Some((Some(Admission::Execute), Admission::Running))),
+            ("absent", 1, None),
+            ("absent", 2, None),
+            ("running", 0, Some((Some(Admission::Running), Admission::Running))),
+            ("running", 1, Some((None, replay()))),
+            ("running", 2, Some((None, Admission::Execute))),
+            ("done", 0, Some((Some(replay()), replay()))),
+            ("done", 1, None),
+            ("done", 2, None),
+        ];
+        for (state, event, expected) in table {
+            let mut cache = DuplicateCache::new(BOUNDS);
+            if state != "absent" {
+                cache.admit(key(1));
+            }
+            if state == "done" {
+                cache.complete(&key(1), b"reply");
+            }
+            let found = catch_unwind(AssertUnwindSafe(|| events[event](&mut cache)));
+            let found = found.ok().map(|outcome| (outcome, cache.admit(key(1))));
+            assert_eq!(found, expected, "{state}, event {event}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_item_counts_the_same_inline_and_in_a_chunk(
+            words in prop::collection::vec(any::<u32>(), 1..6),
+            item in prop::collection::vec(any::<u8>(), 0..20),
+            behind in prop::collection::vec(any::<u32>(), 0..4),
+        ) {
+            let octets = |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect::<Vec<u8>>();
+            let reduced = [octets(&words), octets(&behind)].concat();
+            let start = words.len() * 4;
+            let pad = vec![0; roundup_bytes(item.len() as u64) as usize];
+            let whole = [octets(&words), item.clone(), pad, octets(&behind)].concat();
+            let checksum = arguments_checksum(&whole, std::slice::from_ref(&(start..start + item.len())));
+            prop_assert_eq!(checksum, arguments_checksum(&reduced, &[]));
+            prop_assert_eq!(checksum, arguments_checksum(&reduced, std::slice::from_ref(&(start..start))));
+            let mut other = reduced;
+            other[0] ^= 1;
+            prop_assert_ne!(checksum, arguments_checksum(&other, &[]));
+        }
+    }
+}
