@@ -28,6 +28,7 @@ mod any;
 mod connection;
 mod error;
 pub mod native;
+pub mod rpc;
 mod stream;
 mod url;
 

@@ -305,6 +305,10 @@ impl QueuePair for FaultyQueuePair {
         self.inner.register(span, access)
     }
 
+    fn can_be_invalidated(&self) -> bool {
+        self.inner.can_be_invalidated()
+    }
+
     fn establish(&self, private_data: &[u8]) -> Result<(), FabricError> {
         self.plan.shortage()?;
         self.inner.establish(private_data)

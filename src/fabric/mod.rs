@@ -513,6 +513,12 @@ pub trait QueuePair: Send + Sync + fmt::Debug {
     /// [`FabricError::Unaligned`], [`FabricError::System`].
     fn register(&self, span: SharedSpan, access: Access) -> Result<MemoryRegion, FabricError>;
 
+    /// Whether the peer can close regions of this side by a Send with Invalidate, cheaply and so that nothing of them is
+    /// left. Without it, such a right is not given away.
+    fn can_be_invalidated(&self) -> bool {
+        true
+    }
+
     /// Asks the peer that was dialled, or accepts the peer that was admitted. Registering and posting Receives belong
     /// before it: the peer may act on the private data at once.
     ///

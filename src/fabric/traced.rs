@@ -265,6 +265,10 @@ impl QueuePair for TracedQueuePair {
         Ok(region)
     }
 
+    fn can_be_invalidated(&self) -> bool {
+        self.inner.can_be_invalidated()
+    }
+
     fn establish(&self, private_data: &[u8]) -> Result<(), FabricError> {
         self.note(What::Establishing { private_data: private_data.to_vec() });
         self.inner.establish(private_data)

@@ -571,6 +571,10 @@ impl QueuePair for VerbsQueuePair {
         self.end.register(span, access)
     }
 
+    fn can_be_invalidated(&self) -> bool {
+        self.end.pd.device().has_windows()
+    }
+
     fn establish(&self, private_data: &[u8]) -> Result<(), FabricError> {
         if private_data.len() > PRIVATE_DATA_BYTES_MAX {
             return Err(FabricError::PrivateDataTooLong { len: private_data.len() });

@@ -11,12 +11,14 @@
 //! pushed into the reply chunk; then the header goes alone (RDMA_NOMSG).
 //!
 //! [`header`] and [`chunk`] are the octets, [`private_data`] what is agreed on when connecting, [`credit`] who may send
-//! how much. [`responder`] judges calls and places replies; [`duplicate`] remembers what was answered.
+//! how much. [`requester`] makes calls and judges replies; [`responder`] judges calls and places replies, and
+//! [`duplicate`] remembers what was answered.
 pub mod chunk;
 pub mod credit;
 pub mod duplicate;
 pub mod header;
 pub mod private_data;
+pub mod requester;
 pub mod responder;
 
 pub use crate::wire::native::descriptor::RemoteKey;

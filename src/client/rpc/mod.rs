@@ -1,0 +1,3 @@
+//! RPC over RDMA, the requester's side.
+
+pub mod port;
