@@ -159,10 +159,10 @@ fn known_requests() -> Vec<(&'static str, Request<'static, Item>, &'static [u8])
     ]
 }
 
-/// Name, a request, an answer to it, and the octets of its items.
+/// The vector's id, a request that could be answered so, the answer, the octets of its item if there is one.
 type KnownAnswer = (&'static str, Request<'static, Item>, Answer<Item>, &'static [u8]);
 
-/// The same for answers, each with the request it could answer.
+/// The same for answers.
 fn known_answers() -> Vec<KnownAnswer> {
     let requests: HashMap<_, _> = known_requests().into_iter().map(|(id, request, _)| (id, request)).collect();
     let there = Stat {

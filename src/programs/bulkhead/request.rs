@@ -184,6 +184,18 @@ impl<'a, D> Request<'a, D> {
         &PROGRAM.procedures[number as usize]
     }
 
+    /// What it does is there when its connection has ended, and would show if it were done twice: when it comes again, on
+    /// another connection, it is answered as the first time and not executed. All others are executed again: they do no
+    /// harm, and what a connection held (drafts, pins) has ended with it, so that an old answer would be wrong.
+    pub fn has_lasting_effect(&self) -> bool {
+        match self {
+            Self::Put(Put { commit, .. }) | Self::PutMore(PutMore { commit, .. }) => *commit,
+            Self::Delete(_) => true,
+            Self::Null | Self::Stat(_) | Self::Get(_) | Self::List(_) | Self::Touch(_) => false,
+            Self::PutDrop { .. } | Self::Pin(_) | Self::Unpin(_) => false,
+        }
+    }
+
     /// What the answer will be like.
     pub fn expectation(&self) -> Expectation {
         match self {
@@ -443,6 +455,19 @@ mod tests {
             procedure::PIN => Request::Pin(vec![key]),
             _ => Request::Unpin(vec![key]),
         }
+    }
+
+    #[test]
+    fn commits_and_deletions_are_done_once_and_what_ends_with_a_connection_is_done_again() {
+        let lasting: Vec<_> = PROGRAM
+            .procedures
+            .iter()
+            .filter(|procedure| parse_any(procedure.number).has_lasting_effect())
+            .map(|procedure| procedure.name)
+            .collect();
+        assert_eq!(lasting, ["PUT", "PUT_MORE", "DELETE"]);
+        let Request::Put(put) = parse_any(procedure::PUT) else { panic!("it is a PUT") };
+        assert!(!Request::Put(Put { commit: false, ..put }).has_lasting_effect());
     }
 
     #[test]
