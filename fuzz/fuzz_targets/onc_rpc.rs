@@ -5,6 +5,9 @@ use bulkhead::wire::codec::{Reader, Writer};
 use bulkhead::wire::onc_rpc::{AuthSys, CallError, CallHeader, Credential, MessageType, OpaqueAuth, ReplyHeader};
 use libfuzzer_sys::fuzz_target;
 
+#[path = "../seeds.rs"]
+mod seeds;
+
 fn check_credential(auth: &OpaqueAuth<'_>) {
     if let Ok(Credential::Sys(sys)) = auth.credential() {
         let body = sys.body();
@@ -13,7 +16,15 @@ fn check_credential(auth: &OpaqueAuth<'_>) {
     }
 }
 
-fuzz_target!(|octets: &[u8]| {
+fn plant() {
+    let vectors = seeds::vectors(include_str!("../../tests/vectors/rpcrdma.json"));
+    let messages: Vec<_> = vectors.iter().flat_map(seeds::octets_in).collect();
+    // Behind a header of RPC-over-RDMA without chunks, 28 octets, and where there is none.
+    let behind = messages.iter().filter_map(|message| message.get(28..)).filter(|message| !message.is_empty());
+    seeds::plant(behind.map(<[u8]>::to_vec).chain(messages.iter().cloned()));
+}
+
+fuzz_target!(init: plant(), |octets: &[u8]| {
     let mut reader = Reader::new(octets);
     match CallHeader::read(&mut reader) {
         Ok(call) => {

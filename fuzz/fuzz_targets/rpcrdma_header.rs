@@ -7,7 +7,15 @@ use bulkhead::wire::rpcrdma::header::{Message, encode_error};
 use bulkhead::wire::rpcrdma::private_data::{Agreed, PrivateData};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|input: &[u8]| {
+#[path = "../seeds.rs"]
+mod seeds;
+
+fn plant() {
+    let vectors = seeds::vectors(include_str!("../../tests/vectors/rpcrdma.json"));
+    seeds::plant(vectors.iter().flat_map(seeds::octets_in));
+}
+
+fuzz_target!(init: plant(), |input: &[u8]| {
     match Message::decode(input) {
         Ok(Message::Transport(found)) => {
             let header = found.to_header();

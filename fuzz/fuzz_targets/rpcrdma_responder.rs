@@ -11,6 +11,9 @@ use bulkhead::wire::rpcrdma::header::{Fixed, Message};
 use bulkhead::wire::rpcrdma::private_data::Agreed;
 use bulkhead::wire::rpcrdma::responder::{IncomingCall, Limits, Received, ReplyPlan, Responder, Span};
 use libfuzzer_sys::fuzz_target;
+
+#[path = "../seeds.rs"]
+mod seeds;
 use std::num::NonZeroU32;
 
 const LIMITS: Limits = Limits {
@@ -51,7 +54,13 @@ fn check_writes(plan: &ReplyPlan, call: &IncomingCall) {
     }
 }
 
-fuzz_target!(|input: &[u8]| {
+fn plant() {
+    let vectors = seeds::vectors(include_str!("../../tests/vectors/rpcrdma.json"));
+    let messages = vectors.iter().flat_map(seeds::octets_in);
+    seeds::plant(messages.map(|message| [&[0xe1][..], &(message.len() as u16).to_be_bytes(), &message].concat()));
+}
+
+fuzz_target!(init: plant(), |input: &[u8]| {
     let Some((sizes, mut rest)) = input.split_first() else { return };
     let agreed =
         Agreed { call_inline_bytes: 4096, reply_inline_bytes: INLINE_BYTES, remote_invalidate: sizes & 1 != 0 };
