@@ -395,6 +395,14 @@ pub enum PostError {
     Ended,
 }
 
+/// The words of a refusal, of at most [`PRIVATE_DATA_BYTES_MAX`] octets and fit to be printed, without the zeros that some
+/// fabrics put behind them. `None` if it has none.
+pub fn said(private_data: &[u8]) -> Option<String> {
+    let said = &private_data[..private_data.len().min(PRIVATE_DATA_BYTES_MAX)];
+    let last = said.iter().rposition(|octet| *octet != 0)?;
+    Some(said[..=last].escape_ascii().to_string())
+}
+
 /// What a lane holds, for gauges and for tests that nothing leaks.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Resources {
@@ -611,5 +619,27 @@ impl Drop for ConnectRequest {
 impl fmt::Debug for ConnectRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConnectRequest").field("peer", &self.peer).field("listener", &self.listener).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_shown_as_words_whatever_it_holds() {
+        for (private_data, shown) in [
+            (&b"not_allowed"[..], "not_allowed"),
+            (b"busy\0\0\0", "busy"),
+            (b"closed today", "closed today"),
+            (b"\x1b[2J\n\0", "\\x1b[2J\\n"),
+            (b"\0a", "\\x00a"),
+            (&[b'x'; 148], &"x".repeat(PRIVATE_DATA_BYTES_MAX)),
+        ] {
+            assert_eq!(said(private_data).as_deref(), Some(shown));
+        }
+        for nothing in [&[][..], &[0; 148]] {
+            assert_eq!(said(nothing), None);
+        }
     }
 }

@@ -9,7 +9,7 @@ use super::port::{Port, Prepared, attributes};
 use crate::client::connection::{DRAIN_BYTES_MAX, Info, Options, STATS_COUNT_MAX, shown};
 use crate::client::{ClientError, ServerUrl};
 use crate::fabric::spin::Spin;
-use crate::fabric::{Address, Cause, Event, Fabric, Lane, PRIVATE_DATA_BYTES_MAX, SharedSpan, WorkKind};
+use crate::fabric::{self, Address, Cause, Event, Fabric, Lane, SharedSpan, WorkKind};
 use crate::wire::native::descriptor::{Descriptor, Nonce};
 use crate::wire::native::endpoint::{EndCause, Endpoint};
 use crate::wire::native::requester::{Answer, Requester, Shape};
@@ -279,14 +279,12 @@ impl Dial {
     }
 }
 
-/// What a rejection says: a word of the server's, behind which devices put zeros.
+/// What a rejection says.
 fn declined(private_data: &[u8]) -> String {
-    let said = &private_data[..private_data.len().min(PRIVATE_DATA_BYTES_MAX)];
-    let word = said.iter().rposition(|octet| *octet != 0).map_or(&said[..0], |last| &said[..=last]);
-    match word {
-        // A Bulkhead that has no memory for another connection.
-        [] => "the server declined without a word: it may be short of memory".to_owned(),
-        word => format!("the server declined: {}", word.escape_ascii()),
+    match fabric::said(private_data) {
+        // So it is with a Bulkhead that has no memory for another connection.
+        None => "the server declined without a word: it is short of memory, or went away".to_owned(),
+        Some(word) => format!("the server declined: {word}"),
     }
 }
 
@@ -622,21 +620,5 @@ impl Drop for Link {
         // What was posted goes out with this turn; the lane's own drop says goodbye for the queue pair.
         self.port.disconnect();
         self.lane.progress(Instant::now(), &mut self.events, EVENT_COUNT_MAX);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rejection_is_shown_as_a_word_whatever_it_holds() {
-        assert_eq!(declined(b"not_allowed"), "the server declined: not_allowed");
-        assert_eq!(declined(b"busy\0\0\0"), "the server declined: busy");
-        assert_eq!(declined(b"\x1b[2J\n\0"), "the server declined: \\x1b[2J\\n");
-        assert_eq!(declined(&[b'x'; 148]), format!("the server declined: {}", "x".repeat(PRIVATE_DATA_BYTES_MAX)));
-        for nothing in [&[][..], &[0; 148]] {
-            assert!(declined(nothing).contains("without a word"));
-        }
     }
 }

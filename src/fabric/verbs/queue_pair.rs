@@ -15,7 +15,7 @@ use super::super::queue::{Place, ReceiveQueue, SendQueue};
 use super::super::registered::{Domain, LocalRegistration};
 use super::super::{
     Access, Attributes, Cause, Completion, Event, FabricError, LocalBuf, MemoryRegion, PostError, QpNum, RemoteKey,
-    SharedSpan, Source, Status, Work, WorkId, WorkKind,
+    SharedSpan, Source, Status, Work, WorkId, WorkKind, said,
 };
 use super::LaneShared;
 use super::cm::{Happened, Identifier, Terms};
@@ -385,7 +385,10 @@ impl End {
                     Phase::Asking if by_upper_layer => {
                         state.failure.get_or_insert(Failure::Rejected(private_data));
                     }
-                    _ => state.fail(Cause::Lost(format!("refused with status {status}"))),
+                    _ => {
+                        let said = said(&private_data).map(|word| format!(": {word}")).unwrap_or_default();
+                        state.fail(Cause::Lost(format!("refused with status {status}{said}")));
+                    }
                 }
             }
             Happened::Failed { what, status } => {
