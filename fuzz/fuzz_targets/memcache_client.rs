@@ -27,9 +27,9 @@ static SERVER: LazyLock<(SyncSender<(UnixStream, Vec<Vec<u8>>)>, std::sync::Mute
             for (mut socket, replies) in conversations {
                 let (mut octets, mut asked) = ([0; 4096], 0);
                 for (n, reply) in replies.into_iter().enumerate() {
-                // A client that waits for the rest of a reply asks for nothing more, and gets the end.
-                let patience = (n > 0).then_some(Duration::from_millis(1));
-                socket.set_read_timeout(patience).expect("a time above zero");
+                    // A client that waits for the rest of a reply asks for nothing more, and gets the end.
+                    let patience = (n > 0).then_some(Duration::from_millis(1));
+                    socket.set_read_timeout(patience).expect("a time above zero");
                     // Input before a request would be taken for what it is: a server out of step.
                     match socket.read(&mut octets) {
                         Ok(0) | Err(_) => break,
@@ -40,7 +40,7 @@ static SERVER: LazyLock<(SyncSender<(UnixStream, Vec<Vec<u8>>)>, std::sync::Mute
                     }
                 }
                 let _ = socket.shutdown(std::net::Shutdown::Write);
-            socket.set_read_timeout(None).expect("none is fine");
+                socket.set_read_timeout(None).expect("none is fine");
                 // Closing over unread octets would take back what was said.
                 while let Ok(len @ 1..) = socket.read(&mut octets) {
                     asked += len;
