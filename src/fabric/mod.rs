@@ -110,7 +110,7 @@ pub struct Attributes {
     pub send_depth: usize,
     /// Receives posted and not completed.
     pub receive_depth: usize,
-    /// Reads outstanding in each direction, at least 1. More may be posted; they wait.
+    /// Reads outstanding in each direction, at least 1. More may be posted; they wait. A fabric may serve more of the peer's.
     pub read_depth: usize,
     /// Octets of an inline request.
     pub inline_bytes_max: usize,
