@@ -130,6 +130,8 @@ fn encode_gauges(page: &mut Page<'_>, gauges: &Gauges) -> fmt::Result {
         writers_waiting,
         pins,
         pinned_bytes,
+        held,
+        held_bytes,
     } = *gauges;
     page.gauge("store_objects", "Values in the index", None, objects)?;
     page.gauge("store_names", "Keys in the ordered namespace, if a door needs one", None, names)?;
@@ -140,6 +142,8 @@ fn encode_gauges(page: &mut Page<'_>, gauges: &Gauges) -> fmt::Result {
     page.gauge("store_writers_waiting", "Writers waiting for a claim", None, writers_waiting)?;
     page.gauge("store_pins", "Pins of readers", None, pins)?;
     page.gauge("store_pinned", "Octets that readers keep from being evicted", BYTES, pinned_bytes)?;
+    page.gauge("store_holds", "Values that peers asked to keep", None, held)?;
+    page.gauge("store_held", "Octets of them, among those that are pinned", BYTES, held_bytes)?;
     page.gauge("arena_total", "Octets of RAM for values", BYTES, memory_bytes)?;
     page.gauge("arena_free", "Octets of the arena in no block", BYTES, memory_free_bytes)?;
     page.gauge("arena_dirty", "Octets of the arena still to be written to disk", BYTES, memory_dirty_bytes)?;
@@ -467,8 +471,10 @@ mod tests {
             pinned_bytes: 16,
             extents: 17,
             names: 18,
+            held: 19,
+            held_bytes: 20,
         };
-        assert_shows(&page(move |page| encode_gauges(page, &gauges)), 1, 18);
+        assert_shows(&page(move |page| encode_gauges(page, &gauges)), 1, 20);
     }
 
     #[test]

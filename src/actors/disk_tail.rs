@@ -22,7 +22,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{self, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix::prelude::*;
 use thiserror::Error;
@@ -32,6 +32,7 @@ use tracing::{error, warn};
 
 use crate::fabric::LocalBuf;
 use crate::fabric::staging::{STAGING_BUF_BYTES, Staging, StagingBuf};
+use crate::store::location::DriveLoad;
 use crate::store::pool::{CRC_BLOCK_BYTES, CRC_BLOCK_COUNT, EXTENT_ALIGN, ExtentId, PoolFiles, block_crcs};
 use crate::store::uring::{
     Backend, Completion, Direction, DriveQueue, Errno, Operation, Payload, Submitted, TailIo, WriteSource,
@@ -189,6 +190,8 @@ pub struct DiskTail {
     depth: usize,
     backend: Backend,
     metrics: Arc<TailMetrics>,
+    /// One for each drive, or none.
+    loads: Arc<[DriveLoad]>,
     queues: Vec<DriveQueue<Job>>,
     /// `None` before the start, and after a start that failed.
     io: Option<TailIo<Ticket>>,
@@ -221,6 +224,8 @@ struct Job {
 struct Ticket {
     drive: u16,
     len: u32,
+    /// When it went to the disk.
+    started: Option<Instant>,
     /// Expected by a read, taken by a write.
     crcs: [u32; CRC_BLOCK_COUNT],
     /// Dropped with the ticket, once the answer is sent.
@@ -238,14 +243,14 @@ enum Reply {
 impl Job {
     fn read<B: Send>(read: ReadTail<B>, payload: fn(B) -> Payload, reply: fn(Recipient<TailRead<B>>) -> Reply) -> Self {
         let ReadTail { extent, len, crcs, into, keep, ticket, reply: to } = read;
-        let tag = Ticket { drive: extent.drive(), len, crcs, _keep: keep, ticket, reply: reply(to) };
+        let tag = Ticket { drive: extent.drive(), len, started: None, crcs, _keep: keep, ticket, reply: reply(to) };
         Self { extent, payload: payload(into), tag }
     }
 
     fn write(write: WriteTail) -> Self {
         let WriteTail { extent, len, from, keep, ticket, reply } = write;
         let (crcs, reply) = (Default::default(), Reply::Write(reply));
-        let tag = Ticket { drive: extent.drive(), len, crcs, _keep: keep, ticket, reply };
+        let tag = Ticket { drive: extent.drive(), len, started: None, crcs, _keep: keep, ticket, reply };
         Self { extent, payload: Payload::Write(from), tag }
     }
 }
@@ -262,6 +267,7 @@ impl DiskTail {
             depth,
             backend: Backend::Auto,
             metrics,
+            loads: Arc::default(),
             io: None,
             start_error: Errno(libc::ENXIO),
             done: VecDeque::new(),
@@ -280,13 +286,26 @@ impl DiskTail {
         self
     }
 
+    /// Tells what it sees of the drives to `loads`, before the start.
+    #[must_use]
+    pub fn with_loads(mut self, loads: Arc<[DriveLoad]>) -> Self {
+        self.loads = loads;
+        self
+    }
+
     fn handle_job(&mut self, job: Job) {
         if self.stopping {
             self.refuse(job, TailError::Cancelled);
         } else if self.io.is_none() {
             self.refuse(job, TailError::Io(self.start_error));
         } else if let Some(queue) = self.queues.get_mut(usize::from(job.extent.drive())) {
-            queue.push(job.payload.direction(), job);
+            let (direction, drive) = (job.payload.direction(), usize::from(job.extent.drive()));
+            queue.push(direction, job);
+            if direction == Direction::Read
+                && let Some(load) = self.loads.get(drive)
+            {
+                load.add_waiting(1);
+            }
             add(&self.metrics.waiting, 1);
             // The I/O future runs once after all messages that are there, and submits for all of them.
             self.wake();
@@ -313,7 +332,16 @@ impl DiskTail {
         let waiting: Vec<Job> = self.queues.iter_mut().flat_map(DriveQueue::drain).collect();
         sub(&self.metrics.waiting, waiting.len() as u64);
         for job in waiting {
+            self.handle_no_longer_waiting(&job);
             self.refuse(job, TailError::Cancelled);
+        }
+    }
+
+    fn handle_no_longer_waiting(&self, job: &Job) {
+        if job.payload.direction() == Direction::Read
+            && let Some(load) = self.loads.get(usize::from(job.extent.drive()))
+        {
+            load.sub_waiting(1);
         }
     }
 
@@ -343,8 +371,17 @@ impl DiskTail {
 
     /// Frees the drives' places of all but the first `known` completions.
     fn handle_reaped(&mut self, known: usize) {
+        if self.done.len() == known {
+            return;
+        }
+        let now = Instant::now();
         for completion in self.done.range(known..) {
             let Operation { payload, tag, .. } = &completion.operation;
+            if let (Direction::Read, Ok(()), Some(started), Some(load)) =
+                (payload.direction(), completion.result, tag.started, self.loads.get(usize::from(tag.drive)))
+            {
+                load.handle_read(now.duration_since(started));
+            }
             self.queues[usize::from(tag.drive)].handle_done(payload.direction());
         }
         sub(&self.metrics.in_flight, (self.done.len() - known) as u64);
@@ -360,6 +397,7 @@ impl DiskTail {
                 }
                 let Some(job) = self.queues[drive].pop() else { break };
                 sub(&self.metrics.waiting, 1);
+                self.handle_no_longer_waiting(&job);
                 let direction = job.payload.direction();
                 if direction == Direction::Write {
                     writes_left -= 1;
@@ -394,6 +432,7 @@ impl DiskTail {
             // A source that is too short is refused below.
             tag.crcs = from.as_slice().get(..len as usize).map_or_else(Default::default, block_crcs);
         }
+        tag.started = Some(Instant::now());
         match Operation::new(file, extent.byte_offset(), moved as u32, payload, tag) {
             Ok(operation) => {
                 #[cfg(test)]
@@ -482,6 +521,7 @@ impl DiskTail {
         let io = TailIo::new(self.backend, in_flight_max, self.staging.region())?;
         let wake = io.watch()?;
         self.io = Some(io);
+        self.loads.iter().for_each(|load| load.add_places(self.depth as u64));
         Ok(IoFuture { wake, pause: None })
     }
 }
@@ -597,6 +637,7 @@ impl Drop for DiskTail {
         #[cfg(test)]
         self.hold_reads(false);
         if let Some(io) = &mut self.io {
+            self.loads.iter().for_each(|load| load.sub_places(self.depth as u64));
             if io.in_flight() > 0 {
                 warn!(in_flight = io.in_flight(), "lane ends while the disk works: waiting for it");
             }

@@ -190,6 +190,28 @@ mod tests {
     }
 
     #[actix::test]
+    async fn where_a_value_lies_and_how_long_it_takes_from_there_is_known_from_reads() {
+        use crate::store::location::RAM_US;
+        let rig = Rig::new(|_| {});
+        soon(rig.local.put(b"key", &octets(1 << 20, 1), 0, 0)).await.unwrap();
+        let object = rig.store.peek(b"key", 1).unwrap();
+        assert_eq!(rig.store.location(&object).resident_prefix_bytes, 1 << 20);
+        soon(rig.push_out(b"key")).await;
+        let load = rig.store.drive_loads()[0].sample();
+        assert_eq!((load.read_us, load.reads_waiting), (None, 0), "nothing was read yet");
+        assert!(load.places > 0);
+        let location = rig.store.location(&object);
+        assert_eq!(location.resident_prefix_bytes + location.disk_bytes, 1 << 20);
+        assert!(location.disk_bytes >= 768 << 10);
+        soon(rig.local.get(b"key")).await.unwrap().unwrap();
+        let load = rig.store.drive_loads()[0].sample();
+        assert!(load.read_us.is_some_and(|took| took > 0) && load.reads_waiting == 0, "{load:?}");
+        let last = rig.store.first_octet_us(&object, (1 << 20) - 1).unwrap();
+        assert_eq!(last, load.read_us.unwrap() + RAM_US);
+        soon(rig.lane.tail.send(Stop)).await.unwrap();
+    }
+
+    #[actix::test]
     async fn a_miss_is_none_and_what_cannot_be_put_says_why() {
         let rig = Rig::new(|config| config.store.value_bytes_max = 1000);
         assert_eq!(rig.local.get(b"nothing").await, Ok(None));

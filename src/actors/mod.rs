@@ -253,8 +253,9 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         }
         let (drives, depth) = (drives.clone(), config.store.disk_depth);
         let (for_tail, tail_metrics) = (staging.clone(), tail_metrics.clone());
+        let loads = store.drive_loads().clone();
         let tail = DiskTail::start_in_arbiter(&arbiter.handle(), move |_| {
-            DiskTail::new(drives, for_tail, depth, tail_metrics)
+            DiskTail::new(drives, for_tail, depth, tail_metrics).with_loads(loads)
         });
         made.push((arbiter.handle(), staging, tail));
         arbiters.push(arbiter);

@@ -59,7 +59,8 @@ impl Rig {
         let staging = Staging::new(config.store.staging_bytes as usize / STAGING_BUF_BYTES).unwrap();
         let depth = config.store.disk_depth;
         let tails = Arc::new(TailMetrics::default());
-        let tail = DiskTail::new(drives.clone(), staging.clone(), depth, tails.clone()).start();
+        let tail = DiskTail::new(drives.clone(), staging.clone(), depth, tails.clone());
+        let tail = tail.with_loads(store.drive_loads().clone()).start();
         let actor = StoreActor::new(store.clone(), tail.clone(), drives.clone(), depth, &config.timers).start();
         let session = session::Context {
             store: store.clone(),

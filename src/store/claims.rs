@@ -170,6 +170,11 @@ impl ExtraPin {
         self.bytes.load(Ordering::SeqCst)
     }
 
+    /// The object of that version has the place.
+    pub(super) fn is_of(&self, version: u64) -> bool {
+        self.version.load(Ordering::SeqCst) == version
+    }
+
     /// False if another object has the place.
     pub(super) fn take(&self, version: u64, bytes: u64) -> bool {
         let taken = self.version.compare_exchange(0, version, Ordering::SeqCst, Ordering::SeqCst).is_ok();

@@ -154,6 +154,7 @@ impl Store {
             uses: 0.into(),
             read: false.into(),
             pins: 0.into(),
+            holds: 0.into(),
             standing: Mutex::new(None),
         });
         let replaced = match self.shared.index.entry(key) {
@@ -183,7 +184,10 @@ impl Store {
         // Its blocks and extents come free here, after the entry is let go.
         drop(replaced);
         Counters::add(&self.shared.counters.stored, 1);
-        while self.shared.index_bytes.load(Ordering::Relaxed) > self.shared.sizes.index_bytes_max {
+        // Held records count twice while they are indexed, so that they count once when their key is gone.
+        let index_bytes =
+            || self.shared.index_bytes.load(Ordering::Relaxed) + self.shared.held_index_bytes.load(Ordering::Relaxed);
+        while index_bytes() > self.shared.sizes.index_bytes_max {
             if !self.evict(Class::Small) && !self.evict(Class::Large) {
                 break;
             }

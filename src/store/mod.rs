@@ -3,8 +3,8 @@
 //! [`Store`] is a shared handle. Look-up, commit, delete and touch are plain calls on any thread; what has to wait (claims,
 //! memory, write-behind, growth of the pool) is driven by the `Store` actor through the calls marked so below.
 //!
-//! Lock order: index entry, then policy, then segment state, then residency lists. The namespace (under an index entry) and
-//! the allocators of arena and extents are leaves. No lock is held over I/O or a message, and no index entry over an allocation or an eviction.
+//! Lock order: index entry, then policy, then segment state, then residency lists. The namespace and the
+//! books of holds (under an index entry) and the allocators of arena and extents are leaves. No lock is held over I/O or a message, and no index entry over an allocation or an eviction.
 
 pub mod claims;
 mod clock;
@@ -13,7 +13,9 @@ pub mod draft;
 pub mod eviction;
 pub mod extents;
 pub mod fifo;
+pub mod hold;
 pub mod key;
+pub mod location;
 pub mod namespace;
 pub mod object;
 mod pin;
@@ -33,7 +35,9 @@ use crate::fabric::region::{Block, Region};
 use crate::store::claims::{Claims, ExtraPin};
 use crate::store::eviction::S3Fifo;
 use crate::store::extents::Extents;
+use crate::store::hold::AllHolds;
 use crate::store::key::ObjectKey;
+use crate::store::location::DriveLoad;
 use crate::store::namespace::{NAME_BYTES, Namespace};
 use crate::store::object::{Object, Piece};
 use crate::store::segment::{Class, Residency};
@@ -122,6 +126,9 @@ pub struct Gauges {
     pub writers_waiting: u64,
     pub pins: u64,
     pub pinned_bytes: u64,
+    /// Objects that peers asked to keep, and the octets of `pinned_bytes` that they are.
+    pub held: u64,
+    pub held_bytes: u64,
 }
 
 struct Shared {
@@ -131,6 +138,7 @@ struct Shared {
     namespace: Option<Namespace>,
     region: Arc<Region>,
     extents: Arc<Extents>,
+    drive_loads: Arc<[DriveLoad]>,
     residency: Arc<Residency>,
     claims: Arc<Claims>,
     wake: Arc<Wake>,
@@ -144,6 +152,9 @@ struct Shared {
     value_bytes: AtomicU64,
     pins: AtomicU64,
     extra_pins: [ExtraPin; 2],
+    holds: AllHolds,
+    /// Records of held objects, which stay though their key be gone.
+    held_index_bytes: AtomicU64,
     /// Octets read from disk so far: the clock that tells how long ago a segment was read.
     cold_bytes: AtomicU64,
     counters: Counters,
@@ -181,6 +192,7 @@ impl Store {
             namespace,
             region: Region::map(sizes.memory_bytes, wake.clone())?,
             extents: Extents::new(&sizes.pool_bytes, wake.clone()),
+            drive_loads: sizes.pool_bytes.iter().map(|_| DriveLoad::default()).collect(),
             residency: Arc::default(),
             claims: Claims::new(wake.clone()),
             wake,
@@ -192,6 +204,8 @@ impl Store {
             value_bytes: AtomicU64::new(0),
             pins: AtomicU64::new(0),
             extra_pins: Default::default(),
+            holds: AllHolds::default(),
+            held_index_bytes: AtomicU64::new(0),
             cold_bytes: AtomicU64::new(0),
             counters: Counters::default(),
             sizes,
@@ -239,6 +253,7 @@ impl Store {
     pub fn gauges(&self) -> Gauges {
         let shared = &self.shared;
         let (claims, claimed_bytes) = shared.claims.granted();
+        let (held, held_bytes) = shared.holds.held();
         Gauges {
             objects: self.policy(Class::Small).len() as u64 + self.policy(Class::Large).len() as u64,
             names: shared.namespace.as_ref().map_or(0, Namespace::len) as u64,
@@ -258,6 +273,8 @@ impl Store {
             writers_waiting: shared.claims.queued() as u64,
             pins: shared.pins.load(Ordering::Relaxed),
             pinned_bytes: shared.claims.pinned_bytes(),
+            held,
+            held_bytes,
         }
     }
 

@@ -97,6 +97,8 @@ pub struct Object {
     pub(super) uses: AtomicU8,
     pub(super) read: AtomicBool,
     pub(super) pins: AtomicU32,
+    /// Changed under the lock of the books of holds alone.
+    pub(super) holds: AtomicU32,
     /// Where eviction keeps it. Changed under the policy's lock alone.
     pub(super) standing: Mutex<Option<Standing>>,
 }

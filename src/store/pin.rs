@@ -21,6 +21,10 @@ impl Pinned {
         &self.object
     }
 
+    pub(super) fn store(&self) -> &Store {
+        &self.store
+    }
+
     /// Counted for statistics: was the first octet in RAM when the reader came?
     pub fn count_head(&self) {
         let Some(first) = self.object.pieces.first() else { return };
@@ -55,8 +59,17 @@ impl fmt::Debug for Pinned {
 }
 
 impl Store {
+    /// As [`Store::pin`], never beyond the bound.
+    pub(super) fn pin_within(&self, object: &Arc<Object>) -> Option<Pinned> {
+        self.try_pin(object, false)
+    }
+
     /// `None` where readers pin as much as they may.
     pub(super) fn pin(&self, object: &Arc<Object>) -> Option<Pinned> {
+        self.try_pin(object, true)
+    }
+
+    fn try_pin(&self, object: &Arc<Object>, may_exceed: bool) -> Option<Pinned> {
         let shared = &self.shared;
         let extra = &shared.extra_pins[object.class as usize];
         let takes_extra = if object.pins.load(Ordering::SeqCst) > 0 {
@@ -66,7 +79,9 @@ impl Store {
             let pinned = shared.claims.pinned_bytes_of(object.class).saturating_sub(extra.bytes());
             let fits = pinned.saturating_add(object.footprint) <= bound;
             if !fits
-                && (object.footprint <= bound / EXTRA_PIN_DIVISOR || !extra.take(object.version(), object.footprint))
+                && (!may_exceed
+                    || object.footprint <= bound / EXTRA_PIN_DIVISOR
+                    || !extra.take(object.version(), object.footprint))
             {
                 return None;
             }

@@ -15,8 +15,9 @@
 use crate::fabric::region::{BLOCK_BYTES_MAX, Block};
 use crate::store::extents::{EXTENT_UNIT_BYTES, Extent};
 use crate::store::fifo::{Fifo, Place};
+use crate::store::location::Medium;
 use crate::store::pool::{CRC_BLOCK_COUNT, ExtentId};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Largest segment, in octets: one block of the arena, one extent, one disk request.
@@ -116,6 +117,7 @@ impl Filling {
             head: self.head,
             touched: AtomicBool::new(false),
             cold_read: AtomicU64::new(0),
+            holds: AtomicU32::new(0),
             residency: residency.clone(),
             state: Mutex::new(State { ram: Some(Arc::new(self.block)), disk, extent: self.extent, listed: None }),
         });
@@ -162,6 +164,8 @@ pub struct Segment {
     touched: AtomicBool,
     /// What [`Segment::mark_cold_read`] was told last.
     cold_read: AtomicU64,
+    /// While there are any it stays in RAM.
+    holds: AtomicU32,
     residency: Arc<Residency>,
     state: Mutex<State>,
 }
@@ -194,6 +198,16 @@ impl Segment {
         }
     }
 
+    /// What holds it now; no sign that anybody reads it.
+    pub fn medium(&self) -> Medium {
+        let state = self.lock();
+        match (&state.ram, state.disk, &state.extent) {
+            (Some(_), _, _) => Medium::Ram,
+            (None, Disk::Clean(_), Some(extent)) => Medium::Disk { drive: extent.id().drive() },
+            _ => Medium::Lost,
+        }
+    }
+
     /// Whether RAM holds it.
     pub fn is_resident(&self) -> bool {
         self.lock().ram.is_some()
@@ -223,6 +237,23 @@ impl Segment {
     /// It was read from disk at `now` of a clock that only grows. Returns when it was before, 0 if never.
     pub fn mark_cold_read(&self, now: u64) -> u64 {
         self.cold_read.swap(now, Ordering::Relaxed)
+    }
+
+    /// Keeps it in RAM, if it is there or once it comes, until as many [`Segment::release`].
+    pub fn hold(&self) {
+        self.holds.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends one [`Segment::hold`].
+    pub fn release(self: &Arc<Self>) {
+        if self.holds.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return;
+        }
+        let mut state = self.lock();
+        // Taken off its list while it was held; in any other state it is listed, or will be.
+        if state.listed.is_none() && matches!(state.disk, Disk::Clean(_)) {
+            self.list(&mut state);
+        }
     }
 
     /// Puts a copy read from disk back into RAM, unless it is there by now.
@@ -375,6 +406,10 @@ impl Residency {
                 let (bytes, unread) = (ram.len() as u64, Arc::strong_count(ram) == 1);
                 self.clean_bytes.fetch_sub(bytes, Ordering::Relaxed);
                 state.listed = None;
+                // Not a candidate, and not counted as memory that could be had, until it is let go.
+                if segment.holds.load(Ordering::Relaxed) > 0 {
+                    continue;
+                }
                 // Readers clone the Arc under this lock, so a count of one means that none has it or can get it now.
                 if unread && !segment.touched.swap(false, Ordering::Relaxed) {
                     state.ram = None;
