@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Bulkhead beside memcached and beside the bare disk, on one machine, in one run.
 
-usage: benches/compare.py [hot|tail|cold|native|short|idle ...]     (default: all)
+usage: benches/compare.py [hot|tail|cold|native|short|idle ...]     (default: all of these)
+       tests/rdma-vm/run benches/compare.py rdma                   (in the VM with RDMA devices)
 environment: ROUNDS (7), SECONDS (1), SERVER_CORE (0), CLIENT_CORE (1), MEMCACHED (memcached), WORK (a directory for pools,
 below target/ by default), PRIORITY (a command in front of servers and clients, such as "chrt -f 1" on a shared machine)
 
@@ -11,6 +12,7 @@ cold    GET of 8 MiB values from disk against O_DIRECT reads of 8 MiB from the s
 native  GET over iWARP, CRC off and on, against one bare TCP stream; one connection against four
 short   GET of 100 octets against a blocking TCP ping-pong of 64
 idle    CPU of a daemon with 100 open connections, on both doors
+rdma    GET of 1 MiB over each RDMA device of the VM against ib_write_bw -s 262144 on the same device
 
 Both sides take turns in every round; figures are medians of rounds, ratios medians of the ratios of each round. Rounds
 whose baseline is more than 30 % off its own median are dropped and counted. `pp` is the median 64-octet ping-pong over
@@ -31,6 +33,9 @@ WORK = tempfile.mkdtemp(prefix="compare-", dir=os.environ.get("WORK", os.path.jo
 TICKS = os.sysconf("SC_CLK_TCK")
 MIB = 1 << 20
 running = []
+# Those of the VM are none of a daemon's settings.
+for name in [name for name in os.environ if name.startswith("BULKHEAD_")]:
+    del os.environ[name]
 
 
 class Server:
@@ -57,10 +62,10 @@ def started(process, url, admin=None):
     return server
 
 
-def bulkhead(memory, pool="9GiB", native=False):
+def bulkhead(memory, pool="9GiB", native=False, door="native+iwarp://127.0.0.1:0?crc=off"):
     pool_dir = tempfile.mkdtemp(prefix="pool-", dir=WORK)
     os.rmdir(pool_dir)
-    command = [*PRIORITY, "taskset", "-c", SERVER_CORE, BINARY, "serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--native", "native+iwarp://127.0.0.1:0?crc=off" if native else "off",
+    command = [*PRIORITY, "taskset", "-c", SERVER_CORE, BINARY, "serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--native", door if native else "off",
                "--memory", memory, "--lanes", "1", "--pool", f"{pool_dir}:{pool}", "--log-level", "warn"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     urls = {}
@@ -322,9 +327,64 @@ def idle():
         server.stop()
 
 
+# Devices of tests/rdma-vm and their addresses.
+RDMA_DEVICES = (("rxe0", "10.99.0.1"), ("siw0", "10.98.0.1"))
+PERFTEST_PORT = "18516"
+
+
+def perftest(program, device, address, *arguments):
+    """One run of a program of perftest, both ends on this machine: the words of its line of figures."""
+    common = [program, "-R", "-F", "-d", device, "-p", PERFTEST_PORT, *arguments]
+    # Who writes has the core of our daemon, which writes too.
+    serve = subprocess.Popen([*PRIORITY, "taskset", "-c", CLIENT_CORE, *common], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while PERFTEST_PORT not in subprocess.run(["rdma", "resource", "show", "cm_id"], capture_output=True, text=True).stdout:
+        if time.monotonic() > deadline or serve.poll() is not None:
+            sys.exit(f"{program} does not listen")
+        time.sleep(0.1)
+    run = subprocess.run([*PRIORITY, "taskset", "-c", SERVER_CORE, *common, address], capture_output=True, text=True, timeout=120)
+    serve.wait(60)
+    figures = [line.split() for line in run.stdout.splitlines() if re.match(r" *[0-9]+ +[0-9]+ +[0-9.]+ ", line)]
+    if run.returncode or len(figures) != 1:
+        sys.exit(f"{program}: {run.stdout} {run.stderr}")
+    return figures[0]
+
+
+def rdma():
+    print(f"## Native GET of 1 MiB, one connection, 8 in flight, against ib_write_bw -s 262144, {ROUNDS} rounds of {SECONDS:g} s")
+    print("| device | ib_write_bw MiB/s | GET MiB/s | ratio | ib_send_lat -s 64 us | TCP ping-pong of 64 us | dropped |")
+    print("|---|---|---|---|---|---|---|")
+    for device, address in RDMA_DEVICES:
+        server = bulkhead("64MiB", "256MiB", native=True, door=f"native+verbs://{address}:0")
+        common = ["--op", "get", "--size", "1MiB", "--keys", "16", "--connections", "1", "--depth", "8"]
+        bench(server, *common, "--seconds", "300ms")
+        probe = lambda count: perftest("ib_write_bw", device, address, "-s", "262144", "-n", str(count))
+        # As many as take so many seconds.
+        count = max(32, round(float(probe(64)[3]) * 4 * SECONDS))
+        ways = {
+            "raw": lambda: float(probe(count)[3]),
+            "get": lambda: bench(server, *common, "--no-load", "--seconds", lasting(SECONDS)),
+            "ping": lambda: float(perftest("ib_send_lat", device, address, "-s", "64", "-n", "200")[4]),
+        }
+        rounds = []
+        for number in range(ROUNDS):
+            names = list(ways)
+            order = names if number % 2 else names[::-1]
+            rounds.append({name: ways[name]() for name in order})
+            print(f"<!-- {device} {rounds[-1]} -->", file=sys.stderr, flush=True)
+        rounds, dropped = kept(rounds, lambda each: each["raw"])
+        rate = lambda each: each["get"]["bytes_per_second"] / MIB
+        print(f"| {device} | {median([each['raw'] for each in rounds]):.1f} | {median([rate(each) for each in rounds]):.1f} | "
+              f"**{median([rate(each) / each['raw'] for each in rounds]):.2f}** | {median([each['ping'] for each in rounds]):.0f} | "
+              f"{median([each['get']['pingpong_64_p50_us'] for each in rounds]):.0f} | {dropped} |", flush=True)
+        server.stop()
+
+
 def main():
     known = {"hot": hot, "tail": tail, "cold": cold, "native": native, "short": short, "idle": idle}
     wanted = sys.argv[1:] or list(known)
+    # Needs devices that few machines have.
+    known["rdma"] = rdma
     for name in wanted:
         if name not in known:
             sys.exit(__doc__)

@@ -7,10 +7,11 @@ mod rig;
 
 use bulkhead::store::claims::{Claim, Revoker};
 use bulkhead::store::draft::{Draft, Want};
-use bulkhead::store::object::Object;
+use bulkhead::store::namespace::Query;
+use bulkhead::store::object::{Object, Piece};
 
 use bulkhead::store::segment::{Content, Filling};
-use bulkhead::store::{Committed, Condition, Crawl, Joined, Lookup, Miss, Pinned, Short, Side, Sizes, Store};
+use bulkhead::store::{Committed, Condition, Crawl, Deleted, Joined, Lookup, Miss, Pinned, Short, Side, Sizes, Store};
 use rig::{Disk, Seeded, assert_whole, for_each_seed, grow, octets, write_one};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,8 +21,9 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 const HEAD_BYTES: u64 = 64 << 10;
 
-fn store(memory_bytes: u64, pool_bytes: &[u64], index_bytes_max: u64) -> Store {
-    Store::new(Sizes {
+fn store(memory_bytes: u64, pool_bytes: &[u64], index_bytes_max: u64, has_namespace: bool) -> Store {
+    let make = if has_namespace { Store::with_namespace } else { Store::new };
+    make(Sizes {
         memory_bytes,
         head_bytes: HEAD_BYTES,
         value_bytes_max: 64 * MIB,
@@ -38,8 +40,14 @@ fn no_revoker() -> Revoker {
 
 /// The octets of an object, or none if a drive lost them.
 fn read(disk: &Disk, object: &Object) -> Option<Vec<u8>> {
+    let octets = read_pieces(disk, object.pieces().iter().cloned())?;
+    assert_eq!(octets.len() as u64, object.len());
+    Some(octets)
+}
+
+fn read_pieces(disk: &Disk, pieces: impl Iterator<Item = Piece>) -> Option<Vec<u8>> {
     let mut octets = Vec::new();
-    for piece in object.pieces() {
+    for piece in pieces {
         match piece.segment.content() {
             Content::Ram(ram) => octets.extend_from_slice(piece.octets(&ram)),
             Content::Disk { extent, crcs } => {
@@ -50,7 +58,6 @@ fn read(disk: &Disk, object: &Object) -> Option<Vec<u8>> {
             Content::Lost => return None,
         }
     }
-    assert_eq!(octets.len() as u64, object.len());
     Some(octets)
 }
 
@@ -89,7 +96,7 @@ impl Model {
         let mut random = Seeded::new(seed);
         let pools: &[u64] = if random.one_in(2) { &[6 * MIB] } else { &[4 * MIB, 2 * MIB] };
         let index_bytes_max = if random.one_in(4) { 20_000 } else { MIB };
-        let store = store(4 * MIB, pools, index_bytes_max);
+        let store = store(4 * MIB, pools, index_bytes_max, random.one_in(2));
         grow(&store);
         Self {
             now: store.clock().now(),
@@ -331,7 +338,16 @@ impl Model {
         match self.store.get(key, self.now) {
             Lookup::Hit(pinned) => {
                 match read(&self.disk, &pinned) {
-                    Some(found) => assert!(found == *entry.octets, "wrong octets of {key:?}"),
+                    Some(found) => {
+                        assert!(found == *entry.octets, "wrong octets of {key:?}");
+                        let len = found.len();
+                        let offset = self.random.below(len as u64 + 2);
+                        let wanted = self.random.below(600_000);
+                        let end = (offset + wanted).min(len as u64);
+                        let found =
+                            read_pieces(&self.disk, pinned.range(offset, wanted)).expect("it was there just now");
+                        assert!(found == entry.octets[offset.min(end) as usize..end as usize], "a range of {key:?}");
+                    }
                     None => {
                         assert!(self.failing > 0, "lost without a failed write");
                         self.store.drop_lost(pinned.object());
@@ -356,6 +372,35 @@ impl Model {
         }
     }
 
+    /// All that lives is listed, in order, however many calls it takes.
+    fn list(&mut self) {
+        if !self.store.has_namespace() {
+            assert_eq!(self.store.list(&Query::new(b"", 1), self.now), None);
+            return;
+        }
+        let keys: Vec<Vec<u8>> = self.entries.keys().cloned().collect();
+        keys.iter().for_each(|key| _ = self.sync(key));
+        let mut wanted: Vec<_> = self.entries.iter().collect();
+        wanted.sort_by_key(|(key, _)| *key);
+        let (mut after, mut found) = (Vec::new(), Vec::new());
+        loop {
+            let query = Query { after: &after, ..Query::new(b"key", 1 + self.random.below(9) as usize) };
+            let listing = self.store.list(&query, self.now).expect("there is a namespace");
+            found.extend(listing.entries);
+            match listing.next {
+                Some(next) => after = next.as_bytes().to_vec(),
+                None => break,
+            }
+        }
+        assert_eq!(found.len(), wanted.len());
+        for (found, (key, entry)) in found.iter().zip(wanted) {
+            let facts = found.object.expect("nothing was to be joined");
+            assert_eq!(found.name.as_bytes(), key);
+            assert_eq!((facts.version, facts.len), (entry.version, entry.octets.len() as u64));
+            assert_eq!((facts.flags, facts.expiry), (entry.flags, entry.expiry));
+        }
+    }
+
     fn end_reader(&mut self) {
         if self.readers.is_empty() {
             return;
@@ -377,10 +422,18 @@ impl Model {
             21..=28 => self.check(&key),
             29..=31 => self.end_reader(),
             32 => {
-                let there = self.sync(&key).is_some();
-                assert_eq!(self.store.delete(&key, self.now), there);
+                let there = self.sync(&key);
+                if self.random.one_in(2) {
+                    assert_eq!(self.store.delete(&key, self.now), there.is_some());
+                } else {
+                    let version = there.as_ref().map_or(1, |there| there.version);
+                    let other = if there.is_some() { Deleted::Exists } else { Deleted::NotFound };
+                    assert_eq!(self.store.delete_if(&key, version + 1, self.now), other);
+                    let done = if there.is_some() { Deleted::Done } else { Deleted::NotFound };
+                    assert_eq!(self.store.delete_if(&key, version, self.now), done);
+                }
                 self.entries.remove(&key);
-                self.deleted += u64::from(there);
+                self.deleted += u64::from(there.is_some());
             }
             33 => {
                 let expiry = if self.random.one_in(2) { self.now + self.random.below(4) } else { 0 };
@@ -406,6 +459,7 @@ impl Model {
             }
             37 => _ = write_one(&self.store, &self.disk, false, false),
             38 => _ = self.write_some(8),
+            39 if self.random.one_in(2) => self.list(),
             _ if self.random.one_in(8) => {
                 // A writer that takes all there is sends everything clean out of RAM.
                 self.write_some(u64::MAX);
@@ -419,6 +473,7 @@ impl Model {
 
     /// Everything the model has is there or was evicted, and everything comes back.
     fn finish(mut self) {
+        self.list();
         let keys: Vec<Vec<u8>> = self.entries.keys().cloned().collect();
         for key in &keys {
             self.readers.clear();
@@ -434,7 +489,9 @@ impl Model {
         );
         // A crawl may have buried what the model found missing later.
         assert!(self.missing <= left, "{} missing, {left} evicted or dead", self.missing);
-        assert_eq!(self.store.gauges().objects, self.entries.len() as u64);
+        let gauges = self.store.gauges();
+        assert_eq!(gauges.objects, self.entries.len() as u64);
+        assert_eq!(gauges.names, if self.store.has_namespace() { gauges.objects } else { 0 });
         while !self.readers.is_empty() {
             self.end_reader();
         }
@@ -561,7 +618,14 @@ impl Worker {
                     self.readers.push(pinned);
                 }
             }
-            12 => self.replies[3] += u64::from(self.store.delete(&key, now)),
+            12 if self.random.one_in(2) => self.replies[3] += u64::from(self.store.delete(&key, now)),
+            12 => {
+                let Some(old) = self.store.peek(&key, now) else { return };
+                let done = self.store.delete_if(&key, old.version(), now);
+                self.replies[3] += u64::from(done == Deleted::Done);
+                let is_still = self.store.peek(&key, now).is_some_and(|found| found.version() == old.version());
+                assert!(!is_still, "{done:?}, and there it is");
+            }
             13 => _ = self.store.touch(&key, if self.random.one_in(2) { now + 1 } else { 0 }, now),
             14 => _ = self.store.crawl(&mut Crawl::default(), 5),
             _ if self.random.one_in(40) => self.store.flush_all(0),
@@ -576,7 +640,7 @@ impl Worker {
 #[test]
 fn threads_that_read_write_evict_and_delete_leave_nothing_behind() {
     for_each_seed(0..2, |seed| {
-        let store = store(4 * MIB, &[6 * MIB], 60_000);
+        let store = store(4 * MIB, &[6 * MIB], 60_000, false);
         grow(&store);
         let (disk, done) = (Arc::new(Disk::default()), AtomicBool::new(false));
         let end = Instant::now() + Duration::from_millis(1200);

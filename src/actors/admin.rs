@@ -113,6 +113,7 @@ fn load(counter: &AtomicU64) -> u64 {
 fn encode_gauges(page: &mut Page<'_>, gauges: &Gauges) -> fmt::Result {
     let Gauges {
         objects,
+        names,
         value_bytes,
         index_bytes,
         memory_bytes,
@@ -131,6 +132,7 @@ fn encode_gauges(page: &mut Page<'_>, gauges: &Gauges) -> fmt::Result {
         pinned_bytes,
     } = *gauges;
     page.gauge("store_objects", "Values in the index", None, objects)?;
+    page.gauge("store_names", "Keys in the ordered namespace, if a door needs one", None, names)?;
     page.gauge("store_value", "Octets of the values in the index", BYTES, value_bytes)?;
     page.gauge("store_index", "Octets that keys and records of values and segments take", BYTES, index_bytes)?;
     page.gauge("store_claims", "Claims of writers whose values are arriving", None, claims)?;
@@ -464,8 +466,9 @@ mod tests {
             pins: 15,
             pinned_bytes: 16,
             extents: 17,
+            names: 18,
         };
-        assert_shows(&page(move |page| encode_gauges(page, &gauges)), 1, 17);
+        assert_shows(&page(move |page| encode_gauges(page, &gauges)), 1, 18);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //!  post ─► send queue ─► frames (≤ 256 KiB per turn) ─► one sendmsg ─► socket
 //!  socket ─► read (≤ 256 KiB per turn) ─► whole frame, CRC, header, key, rights, bounds ─► placed ─► events
 //! ```
-//! A frame is verified whole before an octet of it is placed. The initiator offers peer-to-peer mode; towards one that
+//! A frame is verified whole before an octet of it is placed. A dialler offers peer-to-peer mode unless told otherwise; towards an initiator that
 //! does not, what a responder posts waits for the first frame of the initiator. A protocol error of the peer is answered
 //! with a Terminate and ends that connection alone. After the end a socket stays until the peer has said goodbye or the
 //! handshake timeout has passed, so that nothing sent before is lost to a reset.
@@ -30,9 +30,8 @@ use super::{
     MemoryRegion, PRIVATE_DATA_BYTES_MAX, PostError, QpNum, QueuePair, Resources, SharedSpan, TURN_BYTES_MAX, Work,
     WorkId,
 };
-use crate::wire::iwarp::mpa::{
-    ConnectionWord, FRAME_BYTES_MIN, Frame, FrameKind, PRIVATE_DATA_BYTES_MAX as MPA_DATA_MAX,
-};
+use crate::wire::iwarp::mpa::{FRAME_BYTES_MIN, Frame, FrameKind, PRIVATE_DATA_BYTES_MAX as MPA_DATA_MAX};
+use crate::wire::iwarp::startup::{self, Form};
 use end::{End, EndState, Link, Phase};
 
 /// The bell's token; queue pair numbers begin at 1.
@@ -69,13 +68,15 @@ pub struct Options {
     /// CRCs are used unless both ends are told otherwise (`?crc=off`).
     pub crc: bool,
     pub segments: Segments,
+    /// How a dialler asks. A listener takes every form.
+    pub form: Form,
     /// What a listener allows a peer for its whole Request.
     pub handshake_timeout: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { crc: true, segments: Segments::Auto, handshake_timeout: Duration::from_secs(5) }
+        Self { crc: true, segments: Segments::Auto, form: Form::default(), handshake_timeout: Duration::from_secs(5) }
     }
 }
 
@@ -191,14 +192,7 @@ impl super::Pending for Pending {
 
 /// Answers with a refusal. A socket that was never written to has room for it; if not, the peer sees the end alone.
 fn refuse(stream: &TcpStream, request: &Frame, private_data: &[u8]) {
-    let reply = Frame {
-        revision: request.revision,
-        markers: false,
-        crc: request.crc,
-        rejected: true,
-        word: request.word.map(|_| ConnectionWord::default()),
-        private_data: private_data.to_vec(),
-    };
+    let reply = startup::refusal(request, private_data.to_vec());
     let _ = (&*stream).write(&reply.encode(FrameKind::Reply));
     let _ = stream.shutdown(Shutdown::Write);
 }

@@ -1,2 +1,4 @@
 //! What peers ask of the store, pure: requests in, replies out, no sockets and no actors.
+pub mod bulkhead;
 pub mod memcache;
+pub mod rpc;

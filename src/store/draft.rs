@@ -15,7 +15,13 @@ pub struct Want {
     pub head: bool,
 }
 
-/// A value under construction.
+/// A value under construction, whose octets may come by many calls of its owner, in order.
+///
+/// Without a claim it takes what is free and may find nothing. With one it can be filled, unless the claim is taken back because
+/// its owner moved nothing for a while and others wait: then the [revoker](crate::store::claims::Revoker) is called, and
+/// [`Draft::is_revoked`] is true from then on. The draft stays as it is, and keeps others waiting until its owner drops it, as it
+/// should without delay; one that is complete may be committed instead. An owner tells of octets with
+/// [`Claim::touch`], and of its own waits for the store, which are not the peer's fault, with [`Claim::set_held_up`].
 ///
 /// Octets go into [`Draft::spare`]; when that is empty and [`Draft::want`] says so, the next segment has to be had from
 /// [`crate::store::Store::fill`] and given to [`Draft::begin`].
@@ -54,6 +60,16 @@ impl Draft {
 
     pub fn claim(&self) -> Option<&Claim> {
         self.claim.as_ref()
+    }
+
+    /// Its claim was taken back.
+    pub fn is_revoked(&self) -> bool {
+        self.claim.as_ref().is_some_and(Claim::is_revoked)
+    }
+
+    /// Octets that are there: the offset of the next one.
+    pub fn received(&self) -> u64 {
+        self.received
     }
 
     /// The segment that must begin before more octets can be taken.
@@ -122,5 +138,95 @@ impl Draft {
     pub(super) fn into_parts(self) -> (Class, u64, Vec<Piece>, Option<Claim>) {
         assert!(self.is_complete(), "{} of {} octets arrived", self.received, self.len);
         (self.class, self.len, self.pieces, self.claim)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::claims::Revoker;
+    use crate::store::{Committed, Condition, Sizes, Store};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    const MIB: u64 = 1 << 20;
+
+    fn store() -> Store {
+        let sizes = Sizes {
+            memory_bytes: 8 * MIB,
+            head_bytes: 64 << 10,
+            value_bytes_max: 16 * MIB,
+            index_bytes_max: MIB,
+            pinned_share: 0.25,
+            pool_bytes: vec![16 * MIB],
+        };
+        let store = Store::new(sizes).unwrap();
+        store.extents().add_file(0, 16 * MIB);
+        store
+    }
+
+    fn counting() -> (Revoker, Arc<AtomicUsize>) {
+        let told = Arc::new(AtomicUsize::new(0));
+        let count = told.clone();
+        (Arc::new(move || _ = count.fetch_add(1, Ordering::Relaxed)), told)
+    }
+
+    /// Puts `octets` as one call of an owner that keeps the draft between calls.
+    fn put(store: &Store, draft: &mut super::Draft, mut octets: &[u8]) {
+        while !octets.is_empty() {
+            if let Some(want) = draft.want() {
+                let filling = store.fill(want).unwrap();
+                draft.begin(filling);
+            }
+            octets = &octets[draft.put(octets)..];
+        }
+    }
+
+    #[test]
+    fn a_value_arrives_by_many_calls_and_is_seen_by_nobody_before_the_last() {
+        let store = store();
+        let (revoker, told) = counting();
+        let octets: Vec<u8> = (0..1_500_000_u32).map(|at| at as u8 ^ (at >> 11) as u8).collect();
+        let len = octets.len() as u64;
+        let start_ms = store.clock().now_ms();
+        let claim = store.try_claim(len, false, &revoker).unwrap();
+        let mut draft = store.draft(len, Some(claim));
+        for (call, part) in octets.chunks(99_991).enumerate() {
+            put(&store, &mut draft, part);
+            assert_eq!(draft.received(), ((call + 1) * 99_991).min(octets.len()) as u64);
+            // A slow peer is none that stopped: half of the patience goes by between two calls.
+            let now_ms = start_ms + 500 * call as u64;
+            draft.claim().unwrap().touch(now_ms);
+            assert_eq!(store.claims().revoke_idle(now_ms + 500, 1000), 0);
+            assert!(store.peek(b"key", 0).is_none());
+        }
+        assert!(draft.is_complete() && told.load(Ordering::Relaxed) == 0);
+        let done = store.commit(b"key", draft, 0, 0, Condition::Any, 0);
+        assert!(matches!(done, Committed::Stored { .. }));
+        let found = store.peek(b"key", 0).unwrap();
+        assert_eq!(found.range(0, u64::MAX).map(|piece| u64::from(piece.len)).sum::<u64>(), len);
+        assert_eq!(store.gauges().claims, 0);
+    }
+
+    #[test]
+    fn an_idle_draft_is_told_once_and_what_it_held_comes_back_when_it_is_dropped() {
+        let store = store();
+        let (revoker, told) = counting();
+        let now_ms = store.clock().now_ms();
+        let claim = store.try_claim(MIB, false, &revoker).unwrap();
+        claim.touch(now_ms);
+        let mut draft = store.draft(MIB, Some(claim));
+        put(&store, &mut draft, &[7; 300_000]);
+        assert!(!draft.is_revoked());
+        draft.claim().unwrap().set_held_up(true);
+        assert_eq!(store.claims().revoke_idle(now_ms + 5000, 1000), 0, "it waits for the store");
+        draft.claim().unwrap().set_held_up(false);
+        assert_eq!(store.claims().revoke_idle(now_ms + 1000, 1000), 1);
+        assert_eq!(store.claims().revoke_idle(now_ms + 9000, 1000), 0);
+        assert!(draft.is_revoked() && told.load(Ordering::Relaxed) == 1);
+        assert_eq!((draft.received(), store.gauges().claims), (300_000, 1), "nothing is taken from under it");
+        drop(draft);
+        let gauges = store.gauges();
+        assert_eq!((gauges.claims, gauges.claimed_bytes, gauges.pool_used_bytes), (0, 0, 0));
+        assert_eq!(gauges.memory_free_bytes, gauges.memory_bytes);
     }
 }

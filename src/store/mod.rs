@@ -3,41 +3,46 @@
 //! [`Store`] is a shared handle. Look-up, commit, delete and touch are plain calls on any thread; what has to wait (claims,
 //! memory, write-behind, growth of the pool) is driven by the `Store` actor through the calls marked so below.
 //!
-//! Lock order: index entry, then policy, then segment state, then residency lists. The allocators of arena and extents are
-//! leaves. No lock is held over I/O or a message, and no index entry over an allocation or an eviction.
+//! Lock order: index entry, then policy, then segment state, then residency lists. The namespace (under an index entry) and
+//! the allocators of arena and extents are leaves. No lock is held over I/O or a message, and no index entry over an allocation or an eviction.
 
 pub mod claims;
+mod clock;
+mod commit;
 pub mod draft;
 pub mod eviction;
 pub mod extents;
 pub mod fifo;
 pub mod key;
+pub mod namespace;
 pub mod object;
+mod pin;
 pub mod pool;
 pub mod segment;
+mod space;
 pub mod uring;
 pub mod whole;
 
+pub use clock::Clock;
+pub(crate) use commit::refusal;
+pub use commit::{Committed, Condition, Deleted, Expiry, Joined, Side};
+pub use pin::Pinned;
+pub use space::{GROWTH_LOW_BYTES, Short};
+
 use crate::fabric::region::{Block, Region};
-use crate::store::claims::{Claim, Claims, ExtraPin, Revoker};
-use crate::store::draft::{Draft, Want};
+use crate::store::claims::{Claims, ExtraPin};
 use crate::store::eviction::S3Fifo;
-use crate::store::extents::{Extent, Extents, NoExtent};
+use crate::store::extents::Extents;
 use crate::store::key::ObjectKey;
+use crate::store::namespace::{NAME_BYTES, Namespace};
 use crate::store::object::{Object, Piece};
-use crate::store::segment::{
-    Class, Content, Crcs, Filling, Residency, SEGMENT_BYTES_MAX, Segment, WriteJob, block_bytes_min, footprint,
-    next_cut,
-};
+use crate::store::segment::{Class, Residency};
 use crate::wake::Wake;
 use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
 use std::fmt;
 use std::io;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Sizes a [`Store`] is made with, in octets.
 #[derive(Clone, Debug)]
@@ -49,77 +54,6 @@ pub struct Sizes {
     pub pinned_share: f64,
     /// One for each drive.
     pub pool_bytes: Vec<u64>,
-}
-
-/// Time as the store sees it: seconds of the Unix epoch that never run backwards.
-#[derive(Debug)]
-pub struct Clock {
-    start: Instant,
-    start_unix_ms: u64,
-}
-
-impl Default for Clock {
-    fn default() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { start: Instant::now(), start_unix_ms: since.as_millis() as u64 }
-    }
-}
-
-impl Clock {
-    /// Milliseconds of the epoch.
-    pub fn now_ms(&self) -> u64 {
-        self.start_unix_ms + self.start.elapsed().as_millis() as u64
-    }
-
-    /// Seconds of the epoch.
-    pub fn now(&self) -> u64 {
-        self.now_ms() / 1000
-    }
-}
-
-/// Under which condition a value becomes visible; judged in the same step.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Condition {
-    Any,
-    Absent,
-    Present,
-    /// The object of this version is still there.
-    Version(u64),
-}
-
-/// What became of a commit.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Committed {
-    Stored {
-        version: u64,
-    },
-    /// There is one already (`Absent`), or none (`Present`).
-    NotStored,
-    /// None of that key (`Version`).
-    NotFound,
-    /// Another version (`Version`).
-    Exists,
-}
-
-/// What became of a commit that joins an object and a draft.
-#[derive(Debug)]
-pub enum Joined {
-    Done(Committed),
-    /// The key names another object by now; the draft can be joined with that.
-    Changed(Draft),
-    /// Not enough space at once; the draft can be joined later.
-    Short(Draft, Short),
-}
-
-/// Why a segment could not be had now.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum Short {
-    #[error("no memory is free until write-behind or readers give some back")]
-    Memory,
-    #[error("no disk space is free until readers or claims give some back")]
-    Disk,
-    #[error("a pool file is being made")]
-    Growing,
 }
 
 /// Result of a look-up.
@@ -137,13 +71,6 @@ pub enum Miss {
     Absent,
     Expired,
     Flushed,
-}
-
-/// On which side a value grows.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Side {
-    Front,
-    Back,
 }
 
 /// What happened so far; all only grow.
@@ -177,6 +104,8 @@ impl Counters {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Gauges {
     pub objects: u64,
+    /// Names in the namespace.
+    pub names: u64,
     pub value_bytes: u64,
     pub index_bytes: u64,
     pub memory_bytes: u64,
@@ -199,6 +128,7 @@ struct Shared {
     clock: Clock,
     sizes: Sizes,
     index: DashMap<ObjectKey, Arc<Object>, ahash::RandomState>,
+    namespace: Option<Namespace>,
     region: Arc<Region>,
     extents: Arc<Extents>,
     residency: Arc<Residency>,
@@ -225,21 +155,30 @@ pub struct Store {
     shared: Arc<Shared>,
 }
 
-/// The place beyond the bound is for objects longer than this part of the bound: short ones get in as others leave.
-const EXTRA_PIN_DIVISOR: u64 = 4;
-/// Pieces smaller than this are joined when a value grows, so that many small appends do not make many small pieces.
-const JOINED_BYTES_MAX: u64 = 64 << 10;
-
 impl Store {
     /// An empty store. Its pool has no file yet: see [`Store::extents`].
     ///
     /// # Errors
     /// The arena cannot be mapped.
     pub fn new(sizes: Sizes) -> io::Result<Self> {
+        Self::make(sizes, None)
+    }
+
+    /// As [`Store::new`], with a namespace: it can [`list`](Store::list). Setting a new key and removing one take longer
+    /// then, and every key takes more of the index.
+    ///
+    /// # Errors
+    /// The arena cannot be mapped.
+    pub fn with_namespace(sizes: Sizes) -> io::Result<Self> {
+        Self::make(sizes, Some(Namespace::default()))
+    }
+
+    fn make(sizes: Sizes, namespace: Option<Namespace>) -> io::Result<Self> {
         let wake = Arc::new(Wake::default());
         let shared = Shared {
             clock: Clock::default(),
             index: DashMap::with_hasher(ahash::RandomState::new()),
+            namespace,
             region: Region::map(sizes.memory_bytes, wake.clone())?,
             extents: Extents::new(&sizes.pool_bytes, wake.clone()),
             residency: Arc::default(),
@@ -302,6 +241,7 @@ impl Store {
         let (claims, claimed_bytes) = shared.claims.granted();
         Gauges {
             objects: self.policy(Class::Small).len() as u64 + self.policy(Class::Large).len() as u64,
+            names: shared.namespace.as_ref().map_or(0, Namespace::len) as u64,
             value_bytes: shared.value_bytes.load(Ordering::Relaxed),
             index_bytes: shared.index_bytes.load(Ordering::Relaxed),
             memory_bytes: shared.region.len(),
@@ -341,6 +281,17 @@ impl Store {
         self.death(entry.value(), now).is_none().then(|| entry.value().clone())
     }
 
+    /// As [`Store::peek`], and buries what is dead.
+    fn living(&self, key: &[u8], now: u64) -> Option<Arc<Object>> {
+        let (object, death) = {
+            let entry = self.shared.index.get(key)?;
+            (entry.value().clone(), self.death(entry.value(), now))
+        };
+        let Some(miss) = death else { return Some(object) };
+        self.bury(&object, miss);
+        None
+    }
+
     /// Sets when the object expires. False if there is none.
     pub fn touch(&self, key: &[u8], expiry: u64, now: u64) -> bool {
         let Some(entry) = self.shared.index.get(key) else { return false };
@@ -353,7 +304,7 @@ impl Store {
 
     /// Takes the object out of the index. False if there was none.
     pub fn delete(&self, key: &[u8], now: u64) -> bool {
-        let Some(object) = self.shared.index.remove_if(key, |_, object| self.unlink(object)).map(|(_, o)| o) else {
+        let Some(object) = self.shared.index.remove_if(key, |_, object| self.depart(object)).map(|(_, o)| o) else {
             return false;
         };
         self.death(&object, now).is_none()
@@ -409,229 +360,15 @@ impl Store {
         cursor.large
     }
 
-    /// A claim for a value of `len` octets, if no writer waits before this one (`first`: this is the first that waits).
-    pub fn try_claim(&self, len: u64, first: bool, revoker: &Revoker) -> Option<Claim> {
-        let class = self.class_of(len);
-        let now_ms = self.shared.clock.now_ms();
-        let capacity = self.capacity_bytes(class);
-        let (bytes, pins) = (footprint(len, class), self.pins_bytes_max(class));
-        self.shared.claims.try_claim(class, bytes, capacity, pins, first, now_ms, revoker)
-    }
-
-    /// A value of `len` octets about to arrive, under `claim` unless it is there whole already.
-    pub fn draft(&self, len: u64, claim: Option<Claim>) -> Draft {
-        Draft::new(len, self.class_of(len), self.shared.sizes.head_bytes, claim, self.shared.residency.clone())
-    }
-
-    /// The next segment of a draft: memory, and disk space if its value is large. Evicts what must go.
-    ///
-    /// # Errors
-    /// [`Short`]: nothing to be had at once. Then the `Store` actor hands it out in arrival order.
-    pub fn fill(&self, want: Want) -> Result<Filling, Short> {
-        let minimum = block_bytes_min(want.class);
-        let (mut len, mut bytes) = next_cut(want.remaining, minimum);
-        loop {
-            let block = self.take_block(bytes, want.class)?;
-            // A block may come out smaller than asked for; so does the segment then.
-            bytes = bytes.min(block.len() as u64);
-            len = len.min(bytes);
-            if want.class == Class::Small {
-                return Ok(Filling::new(block, None, len as u32, want.head));
-            }
-            match self.take_extent(bytes) {
-                Ok(extent) => return Ok(Filling::new(block, Some(extent), len as u32, want.head)),
-                Err(Short::Disk) if bytes > SMALLEST_SPLIT_BYTES => bytes /= 2,
-                Err(short) => return Err(short),
-            }
-            len = len.min(bytes);
-        }
-    }
-
-    /// Makes a complete draft visible in one step, or says why not. The old object, if any, lives on with its readers.
-    pub fn commit(
-        &self,
-        key: &[u8],
-        draft: Draft,
-        flags: u32,
-        expiry: impl Into<Expiry>,
-        condition: Condition,
-        now: u64,
-    ) -> Committed {
-        let (class, len, pieces, claim) = draft.into_parts();
-        let done = self.publish(key, pieces, class, len, flags, expiry.into(), condition, now);
-        drop(claim);
-        done
-    }
-
-    /// Makes `old` with the octets of `draft` at one side visible. The two share segments.
-    pub fn commit_joined(&self, old: &Object, draft: Draft, side: Side, now: u64) -> Joined {
-        let len = old.len() + draft.len();
-        let class = self.class_of(len);
-        let pieces = match self.join(old, draft.pieces(), side, class) {
-            Ok(pieces) => pieces,
-            Err(short) => return Joined::Short(draft, short),
-        };
-        let condition = Condition::Version(old.version());
-        match self.publish(old.key(), pieces, class, len, old.flags(), Expiry::Kept, condition, now) {
-            Committed::Exists => Joined::Changed(draft),
-            done => Joined::Done(done),
-        }
-    }
-
-    /// A segment was read from disk: `octets` go back into RAM if they were read before and less than an arena full was
-    /// read since, that is if they would still be there had they been kept.
-    pub fn warm(&self, segment: &Arc<Segment>, octets: &[u8]) {
-        let shared = &self.shared;
-        let now = shared.cold_bytes.fetch_add(octets.len() as u64, Ordering::Relaxed) + 1;
-        let before = segment.mark_cold_read(now);
-        if before == 0 || now.saturating_sub(before) > shared.region.len() || segment.is_resident() {
-            return;
-        }
-        let bytes = (octets.len() as u64).max(block_bytes_min(Class::Large));
-        let block = shared.region.allocate(bytes).or_else(|| {
-            shared.residency.drop_clean(bytes);
-            shared.region.allocate(bytes)
-        });
-        if let Some(mut block) = block {
-            block.as_mut_slice()[..octets.len()].copy_from_slice(octets);
-            segment.warm(block);
-            Counters::add(&shared.counters.warmed, 1);
-            Counters::add(&shared.counters.warmed_bytes, octets.len() as u64);
-        }
-    }
-
     /// The octets of `object` were lost with a drive: it leaves the index.
     pub fn drop_lost(&self, object: &Arc<Object>) {
         let removed = self
             .shared
             .index
-            .remove_if(object.key.as_bytes(), |_, found| Arc::ptr_eq(found, object) && self.unlink(found));
+            .remove_if(object.key.as_bytes(), |_, found| Arc::ptr_eq(found, object) && self.depart(found));
         if removed.is_some() {
             Counters::add(&self.shared.counters.lost, 1);
         }
-    }
-
-    /// A segment to write behind, while memory that is free or could be at once is below the watermark, or `wanted` by
-    /// somebody who waits. Called by the `Store` actor; [`Store::handle_written`] must follow.
-    pub fn next_write(&self, wanted: bool) -> Option<WriteJob> {
-        if wanted || self.is_short_of_memory() { self.shared.residency.next_dirty() } else { None }
-    }
-
-    /// Write-behind of a segment ended with its checksums, or failed.
-    pub fn handle_written(&self, segment: &Arc<Segment>, drive: usize, result: Option<Crcs>) {
-        segment.handle_written(result);
-        if result.is_some() {
-            Counters::add(&self.shared.counters.written_behind_bytes, u64::from(segment.len()));
-            self.shared.wake.signal();
-            return;
-        }
-        if self.shared.extents.fail(drive) {
-            tracing::error!(drive, "a pool drive failed; nothing more is put there");
-        }
-        let extent = self.take_extent(u64::from(segment.len())).ok();
-        if extent.is_none() {
-            Counters::add(&self.shared.counters.lost, 1);
-        }
-        segment.move_to(extent);
-        self.shared.wake.ring();
-    }
-
-    /// Free memory, or memory free at once, is below a quarter of the arena.
-    pub fn is_short_of_memory(&self) -> bool {
-        let shared = &self.shared;
-        let spare = shared.region.free_bytes() + shared.residency.clean_bytes() + shared.residency.writing_bytes();
-        spare < shared.region.len() / 4
-    }
-
-    /// Whether disk work could free memory.
-    pub fn has_dirty(&self) -> bool {
-        self.shared.residency.dirty_bytes() + self.shared.residency.writing_bytes() > 0
-    }
-
-    fn capacity_bytes(&self, class: Class) -> u64 {
-        match class {
-            // The rest is where large values pass through.
-            Class::Small => self.shared.region.len() / 8 * 7,
-            Class::Large => self.shared.extents.capacity_bytes(),
-        }
-    }
-
-    /// What readers may pin, the one long value aside.
-    fn pins_bytes_max(&self, class: Class) -> u64 {
-        (self.capacity_bytes(class) as f64 * self.shared.sizes.pinned_share) as u64
-    }
-
-    fn take_block(&self, bytes: u64, class: Class) -> Result<Block, Short> {
-        let shared = &self.shared;
-        let mut bytes = bytes;
-        loop {
-            if class == Class::Small && shared.residency.ram_only_bytes() + bytes > self.capacity_bytes(class) {
-                if self.evict(class) {
-                    continue;
-                }
-                return Err(Short::Memory);
-            }
-            if let Some(block) = shared.region.allocate(bytes) {
-                if self.is_short_of_memory() && shared.residency.dirty_bytes() > 0 {
-                    shared.wake.ring();
-                }
-                return Ok(block);
-            }
-            // Much is free, but in small blocks: a smaller segment loses less than emptying RAM until blocks join.
-            if shared.region.free_bytes() >= 8 * bytes && bytes > SMALLEST_SPLIT_BYTES {
-                bytes /= 2;
-                continue;
-            }
-            if shared.residency.drop_clean(bytes) > 0 {
-                continue;
-            }
-            if self.has_dirty() || !self.evict(Class::Small) {
-                return Err(Short::Memory);
-            }
-        }
-    }
-
-    fn take_extent(&self, bytes: u64) -> Result<Extent, Short> {
-        loop {
-            match self.shared.extents.allocate(bytes) {
-                Ok(extent) => {
-                    if self.shared.extents.growth_wanted(GROWTH_LOW_BYTES).is_some() {
-                        self.shared.wake.ring();
-                    }
-                    return Ok(extent);
-                }
-                Err(NoExtent::Growing) => return Err(Short::Growing),
-                Err(NoExtent::Full) if self.evict(Class::Large) => {}
-                Err(NoExtent::Full | NoExtent::Failed) => return Err(Short::Disk),
-            }
-        }
-    }
-
-    /// Evicts one object of `class`; false if none can be.
-    fn evict(&self, class: Class) -> bool {
-        // Only a race with a reader sends us round again.
-        for _ in 0..16 {
-            let victim = self.policy(class).evict(|object, standing| *object.standing() = Some(standing));
-            let Some(victim) = victim else { return false };
-            *victim.standing() = None;
-            let unpinned = |_: &ObjectKey, found: &Arc<Object>| {
-                Arc::ptr_eq(found, &victim) && victim.pins.load(Ordering::SeqCst) == 0
-            };
-            if self.shared.index.remove_if(victim.key.as_bytes(), unpinned).is_some() {
-                self.forget(&victim);
-                let counters = &self.shared.counters;
-                Counters::add(&counters.evictions, 1);
-                Counters::add(&counters.evicted_bytes, victim.len);
-                Counters::add(&counters.evicted_unread, u64::from(!victim.read.load(Ordering::Relaxed)));
-                return true;
-            }
-            if let Some(entry) = self.shared.index.get(victim.key.as_bytes())
-                && Arc::ptr_eq(entry.value(), &victim)
-            {
-                self.enroll(&victim);
-            }
-        }
-        false
     }
 
     fn policy(&self, class: Class) -> MutexGuard<'_, S3Fifo<Arc<Object>>> {
@@ -645,15 +382,37 @@ impl Store {
         *object.standing() = Some(standing);
     }
 
-    /// Under the index entry of an object that leaves the index. Always true, for use in conditions.
-    fn unlink(&self, object: &Arc<Object>) -> bool {
+    /// Under the index entry of an object that leaves the index with its key. Always true, for use in conditions.
+    fn depart(&self, object: &Arc<Object>) -> bool {
+        self.unlink(object);
+        self.remove_name(object.key.as_bytes())
+    }
+
+    /// Under the index entry of a key that is new.
+    fn insert_name(&self, key: &ObjectKey) {
+        if let Some(namespace) = &self.shared.namespace {
+            namespace.insert(key.clone());
+            self.shared.index_bytes.fetch_add(NAME_BYTES, Ordering::Relaxed);
+        }
+    }
+
+    /// Under the index entry of a key that leaves the index. Always true, for use in conditions.
+    fn remove_name(&self, key: &[u8]) -> bool {
+        if let Some(namespace) = &self.shared.namespace {
+            namespace.remove(key);
+            self.shared.index_bytes.fetch_sub(NAME_BYTES, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Under the index entry of an object that leaves the index.
+    fn unlink(&self, object: &Arc<Object>) {
         let mut policy = self.policy(object.class);
         let standing = object.standing().take();
         let withdrawn = standing.and_then(|standing| policy.withdraw(standing));
         drop(policy);
         drop(withdrawn);
         self.forget(object);
-        true
     }
 
     fn forget(&self, object: &Object) {
@@ -676,7 +435,7 @@ impl Store {
         let dead = self
             .shared
             .index
-            .remove_if(object.key.as_bytes(), |_, found| Arc::ptr_eq(found, object) && self.unlink(found));
+            .remove_if(object.key.as_bytes(), |_, found| Arc::ptr_eq(found, object) && self.depart(found));
         if dead.is_some() {
             let counters = &self.shared.counters;
             match miss {
@@ -688,196 +447,7 @@ impl Store {
             }
         }
     }
-
-    /// `None` where readers pin as much as they may.
-    fn pin(&self, object: &Arc<Object>) -> Option<Pinned> {
-        let shared = &self.shared;
-        let extra = &shared.extra_pins[object.class as usize];
-        let takes_extra = if object.pins.load(Ordering::SeqCst) > 0 {
-            false
-        } else {
-            let bound = self.pins_bytes_max(object.class);
-            let pinned = shared.claims.pinned_bytes_of(object.class).saturating_sub(extra.bytes());
-            let fits = pinned.saturating_add(object.footprint) <= bound;
-            if !fits
-                && (object.footprint <= bound / EXTRA_PIN_DIVISOR || !extra.take(object.version(), object.footprint))
-            {
-                return None;
-            }
-            !fits
-        };
-        if object.pins.fetch_add(1, Ordering::SeqCst) == 0 {
-            shared.claims.pin(object.class, object.footprint);
-        } else if takes_extra {
-            // Another reader was faster, and its pin holds within the bound or had the place before.
-            extra.give_back(object.version());
-        }
-        shared.pins.fetch_add(1, Ordering::Relaxed);
-        object.count_use();
-        Some(Pinned { object: object.clone(), store: self.clone() })
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the fields of one object, and when it may appear")]
-    fn publish(
-        &self,
-        key: &[u8],
-        pieces: Vec<Piece>,
-        class: Class,
-        len: u64,
-        flags: u32,
-        expiry: Expiry,
-        condition: Condition,
-        now: u64,
-    ) -> Committed {
-        let key = ObjectKey::new(key);
-        let object = Arc::new(Object {
-            key_hash: self.shared.index.hasher().hash_one(key.as_bytes()),
-            key: key.clone(),
-            flags,
-            len,
-            class,
-            footprint: footprint(len, class),
-            pieces: pieces.into(),
-            version: AtomicU64::new(u64::MAX),
-            expiry: AtomicU64::new(if let Expiry::At(at) = expiry { at } else { 0 }),
-            uses: 0.into(),
-            read: false.into(),
-            pins: 0.into(),
-            standing: Mutex::new(None),
-        });
-        let replaced = match self.shared.index.entry(key) {
-            Entry::Occupied(mut entry) => {
-                let living = self.death(entry.get(), now).is_none().then(|| entry.get().version());
-                if let Some(refusal) = refusal(condition, living) {
-                    return refusal;
-                }
-                if expiry == Expiry::Kept {
-                    // Read here and not before: a touch in between must not be lost.
-                    object.expiry.store(entry.get().expiry(), Ordering::Relaxed);
-                }
-                self.unlink(entry.get());
-                self.link(&object);
-                Some(entry.insert(object.clone()))
-            }
-            Entry::Vacant(entry) => {
-                if let Some(refusal) = refusal(condition, None) {
-                    return refusal;
-                }
-                self.link(&object);
-                drop(entry.insert(object.clone()));
-                None
-            }
-        };
-        // Its blocks and extents come free here, after the entry is let go.
-        drop(replaced);
-        Counters::add(&self.shared.counters.stored, 1);
-        while self.shared.index_bytes.load(Ordering::Relaxed) > self.shared.sizes.index_bytes_max {
-            if !self.evict(Class::Small) && !self.evict(Class::Large) {
-                break;
-            }
-        }
-        Committed::Stored { version: object.version() }
-    }
-
-    fn link(&self, object: &Arc<Object>) {
-        let version = self.shared.versions.fetch_add(1, Ordering::Relaxed) + 1;
-        object.version.store(version, Ordering::Relaxed);
-        self.enroll(object);
-        self.shared.index_bytes.fetch_add(object.index_bytes(), Ordering::Relaxed);
-        self.shared.value_bytes.fetch_add(object.len, Ordering::Relaxed);
-    }
-
-    fn join(&self, old: &Object, new: &[Piece], side: Side, class: Class) -> Result<Vec<Piece>, Short> {
-        let (front, back): (&[Piece], &[Piece]) = match side {
-            Side::Front => (new, old.pieces()),
-            Side::Back => (old.pieces(), new),
-        };
-        let mut pieces = Vec::with_capacity(front.len() + back.len());
-        pieces.extend_from_slice(front);
-        let mut rest = back;
-        if let (Some(last), Some(first)) = (front.last(), back.first())
-            && u64::from(last.len) + u64::from(first.len) <= JOINED_BYTES_MAX
-            && let (Content::Ram(one), Content::Ram(two)) = (last.segment.content(), first.segment.content())
-        {
-            pieces.pop();
-            rest = &back[1..];
-            let octets = [last.octets(&one), first.octets(&two)].concat();
-            pieces.extend(self.copy(&octets, class)?);
-        }
-        pieces.extend_from_slice(rest);
-        if class == Class::Large {
-            pieces = self.give_extents(pieces)?;
-        }
-        Ok(pieces)
-    }
-
-    /// Room on disk for each of `pieces` that has none: pieces of a value that has outgrown its head.
-    fn give_extents(&self, pieces: Vec<Piece>) -> Result<Vec<Piece>, Short> {
-        let mut given = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            if piece.segment.is_ram_only() {
-                let bytes = piece.segment.spill_bytes();
-                if bytes < block_bytes_min(Class::Large)
-                    && let Content::Ram(ram) = piece.segment.content()
-                {
-                    // The disk takes whole aligned units, and what lies behind such a block is another's.
-                    given.extend(self.copy(piece.octets(&ram), Class::Large)?);
-                    continue;
-                }
-                piece.segment.spill(self.take_extent(bytes)?);
-            }
-            given.push(piece);
-        }
-        Ok(given)
-    }
-
-    /// `octets` in new segments.
-    fn copy(&self, octets: &[u8], class: Class) -> Result<Vec<Piece>, Short> {
-        let mut pieces = Vec::new();
-        let mut rest = octets;
-        while !rest.is_empty() {
-            let mut filling = self.fill(Want { class, remaining: rest.len() as u64, head: false })?;
-            let count = filling.missing();
-            filling.spare().copy_from_slice(&rest[..count]);
-            filling.advance(count);
-            rest = &rest[count..];
-            let segment = filling.seal(&self.shared.residency);
-            pieces.push(Piece { len: segment.len(), start: 0, segment });
-        }
-        Ok(pieces)
-    }
 }
-
-/// When a new object expires.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Expiry {
-    /// At this second of the store's clock; 0 is never.
-    At(u64),
-    /// When the object expires that is replaced, as it is at that moment. Never, if there is none.
-    Kept,
-}
-
-impl From<u64> for Expiry {
-    fn from(at: u64) -> Self {
-        Self::At(at)
-    }
-}
-
-/// Why `condition` does not hold for what is there, if it does not.
-fn refusal(condition: Condition, living: Option<u64>) -> Option<Committed> {
-    match (condition, living) {
-        (Condition::Any, _) | (Condition::Absent, None) | (Condition::Present, Some(_)) => None,
-        (Condition::Absent, Some(_)) | (Condition::Present, None) => Some(Committed::NotStored),
-        (Condition::Version(_), None) => Some(Committed::NotFound),
-        (Condition::Version(wanted), Some(found)) => (wanted != found).then_some(Committed::Exists),
-    }
-}
-
-/// Segments are not split below this for want of a larger block.
-const SMALLEST_SPLIT_BYTES: u64 = 16 << 10;
-/// The next pool file is made once less than this is free in those there are.
-pub const GROWTH_LOW_BYTES: u64 = 512 << 20;
-const _: () = assert!(SEGMENT_BYTES_MAX.is_multiple_of(SMALLEST_SPLIT_BYTES));
 
 impl Object {
     fn standing(&self) -> MutexGuard<'_, Option<eviction::Standing>> {
@@ -905,53 +475,10 @@ pub struct Crawl {
     at: (bool, usize),
 }
 
-/// An object that cannot be evicted while this lives. Overwriting or deleting its key leaves it as it is.
-pub struct Pinned {
-    object: Arc<Object>,
-    store: Store,
-}
-
-impl Pinned {
-    pub fn object(&self) -> &Arc<Object> {
-        &self.object
-    }
-
-    /// Counted for statistics: was the first octet in RAM when the reader came?
-    pub fn count_head(&self) {
-        let Some(first) = self.object.pieces.first() else { return };
-        let counters = &self.store.shared.counters;
-        let counter = if first.segment.is_resident() { &counters.head_hits } else { &counters.head_misses };
-        Counters::add(counter, 1);
-    }
-}
-
-impl Deref for Pinned {
-    type Target = Object;
-
-    fn deref(&self) -> &Object {
-        &self.object
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        self.store.shared.pins.fetch_sub(1, Ordering::Relaxed);
-        if self.object.pins.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.store.shared.extra_pins[self.object.class as usize].give_back(self.object.version());
-            self.store.shared.claims.unpin(self.object.class, self.object.footprint);
-        }
-    }
-}
-
-impl fmt::Debug for Pinned {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Pinned").field(&self.object.key).finish()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::segment::{SEGMENT_BYTES_MAX, footprint};
 
     fn store() -> Store {
         store_with_head(256 << 10)

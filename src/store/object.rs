@@ -26,6 +26,57 @@ pub struct Piece {
 /// Counted reads that save an object from eviction.
 const USES_MAX: u8 = 3;
 
+/// So many pieces are walked at most to find an offset: 16 GiB have more than 65,536 of them.
+const MARK_PIECES: usize = 64;
+
+/// See [`Object::marks`].
+pub(super) fn marks(pieces: &[Piece]) -> Box<[u64]> {
+    let mut at = 0;
+    let mut marks = Vec::with_capacity(pieces.len().saturating_sub(1) / MARK_PIECES);
+    for (index, piece) in pieces.iter().enumerate() {
+        if index > 0 && index % MARK_PIECES == 0 {
+            marks.push(at);
+        }
+        at += u64::from(piece.len);
+    }
+    marks.into()
+}
+
+/// The octets between two offsets of a value, as pieces: parts of segments in the order of the value.
+#[derive(Clone, Debug)]
+pub struct Range<'a> {
+    pieces: std::slice::Iter<'a, Piece>,
+    /// Octets of the next piece that lie before the range.
+    skip: u64,
+    left: u64,
+}
+
+impl Range<'_> {
+    /// Octets to come.
+    pub fn bytes(&self) -> u64 {
+        self.left
+    }
+}
+
+impl Iterator for Range<'_> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        if self.left == 0 {
+            return None;
+        }
+        let piece = self.pieces.find(|piece| {
+            let before = self.skip >= u64::from(piece.len);
+            self.skip -= if before { u64::from(piece.len) } else { 0 };
+            !before
+        })?;
+        let skip = std::mem::take(&mut self.skip) as u32;
+        let len = u64::from(piece.len - skip).min(self.left);
+        self.left -= len;
+        Some(Piece { segment: piece.segment.clone(), start: piece.start + skip, len: len as u32 })
+    }
+}
+
 /// One version of one value. Only its expiry, its counters and where its segments lie ever change.
 #[derive(Debug)]
 pub struct Object {
@@ -35,6 +86,8 @@ pub struct Object {
     pub(super) len: u64,
     pub(super) class: Class,
     pub(super) pieces: Box<[Piece]>,
+    /// Offset in the value of every piece whose index is a multiple of [`MARK_PIECES`], but the first.
+    pub(super) marks: Box<[u64]>,
     /// Octets of blocks or extents that its eviction frees.
     pub(super) footprint: u64,
     /// Given at commit, unique in the process: the CAS token.
@@ -84,9 +137,22 @@ impl Object {
         &self.pieces
     }
 
+    /// The octets from `offset` on, `len` at most; fewer, or none, where the value ends before. Finding the first takes the
+    /// same time wherever it is, so a reader of a long range may ask for the rest of it again and again.
+    pub fn range(&self, offset: u64, len: u64) -> Range<'_> {
+        let marked = self.marks.partition_point(|mark| *mark <= offset);
+        let skipped = if marked == 0 { 0 } else { self.marks[marked - 1] };
+        Range {
+            pieces: self.pieces[(marked * MARK_PIECES).min(self.pieces.len())..].iter(),
+            skip: offset - skipped,
+            left: len.min(self.len.saturating_sub(offset)),
+        }
+    }
+
     /// What the index spends on it, in octets, estimated from the sizes of its parts.
     pub(super) fn index_bytes(&self) -> u64 {
         let pieces = self.pieces.len() * (size_of::<Piece>() + size_of::<Segment>() + 64);
+        let pieces = pieces + size_of_val(&*self.marks);
         (size_of::<Self>() + pieces + self.key.as_bytes().len() + 128) as u64
     }
 
@@ -118,5 +184,54 @@ impl Candidate for Arc<Object> {
             self.uses.store(uses - 1, Ordering::Relaxed);
         }
         uses > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Sizes, Store};
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_range_is_the_same_octets_wherever_the_walk_begins() {
+        let sizes = Sizes {
+            memory_bytes: 64 * MIB,
+            head_bytes: 192 << 10,
+            value_bytes_max: 64 * MIB,
+            index_bytes_max: MIB,
+            pinned_share: 0.25,
+            pool_bytes: vec![64 * MIB],
+        };
+        let store = Store::new(sizes).unwrap();
+        store.extents().add_file(0, 64 * MIB);
+        let len = 35 * MIB + 12_345;
+        store.put(b"key", &vec![7; len as usize], 0, 0).unwrap();
+        let object = store.peek(b"key", 0).unwrap();
+        assert!(object.pieces().len() > 2 * MARK_PIECES && object.marks.len() >= 2);
+        // Where every piece lies, counted from the first on.
+        let mut places = Vec::new();
+        let mut at = 0;
+        for piece in object.pieces() {
+            places.push((at, Arc::as_ptr(&piece.segment), piece.len));
+            at += u64::from(piece.len);
+        }
+        let ends = places.iter().map(|place| place.0).chain([len, len + 1, u64::MAX]);
+        for offset in ends.flat_map(|end| [end.saturating_sub(1), end, end.saturating_add(1)]) {
+            for wanted in [0, 1, 300_000, u64::MAX] {
+                let range = object.range(offset, wanted);
+                let clipped = wanted.min(len.saturating_sub(offset));
+                assert_eq!(range.bytes(), clipped);
+                let mut at = offset;
+                for piece in range {
+                    let place = places[places.partition_point(|place| place.0 <= at) - 1];
+                    assert_eq!((Arc::as_ptr(&piece.segment), u64::from(piece.start)), (place.1, at - place.0));
+                    assert!(piece.len > 0 && piece.start + piece.len <= place.2);
+                    at += u64::from(piece.len);
+                }
+                assert_eq!(at, offset + clipped, "{wanted} octets at {offset}");
+            }
+        }
     }
 }

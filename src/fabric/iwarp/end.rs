@@ -15,15 +15,14 @@ use super::super::registered::{AccessError, Domain, Regions, Right};
 use super::super::{Attributes, Cause, Event, QpNum, RemoteKey, Source, Status, TURN_BYTES_MAX, Work};
 use super::outbound::{Outbound, Sequence};
 use super::{Closing, LaneShared, Options, Pending, Segments, lock};
-use crate::wire::iwarp::mpa::{self, ConnectionWord, DEPTH_UNSTATED, Frame, FrameKind};
+use crate::wire::iwarp::mpa::{self, Frame, FrameKind};
 use crate::wire::iwarp::rdmap::{Operation, ReadRequest, Reason, Terminate};
+use crate::wire::iwarp::startup::{self, Offer, ReadyFrame, Terms};
 use crate::wire::iwarp::stream::{Fault, Kind, MemoryFault, PeerError, Receiver, Sender};
 
 /// First and largest size of the buffer for what comes in: a turn and one frame.
 pub(super) const INBOX_BYTES_MIN: usize = 16 << 10;
 pub(super) const INBOX_BYTES_MAX: usize = TURN_BYTES_MAX + (64 << 10) + 64;
-/// STag of the ready-to-receive frame: some hardware refuses zero, though nobody may look.
-const READY_STAG: u32 = 1;
 /// Where every Read sink is said to be; its STag alone tells them apart.
 const SINK_OFFSET: u64 = 1 << 32;
 
@@ -82,6 +81,8 @@ pub(super) enum Stage {
 pub(super) struct Failure {
     cause: Cause,
     terminate: Option<Terminate>,
+    /// All frames that were made go out before the Terminate, which counts on it.
+    ends_batch: bool,
 }
 
 impl Failure {
@@ -92,13 +93,14 @@ impl Failure {
 
 impl From<Cause> for Failure {
     fn from(cause: Cause) -> Self {
-        Self { cause, terminate: None }
+        Self { cause, terminate: None, ends_batch: false }
     }
 }
 
 impl From<Fault> for Failure {
     fn from(fault: Fault) -> Self {
-        Self { cause: Cause::PeerFault(fault.error.to_string()), terminate: Some(fault.terminate) }
+        let cause = Cause::PeerFault(fault.error.to_string());
+        Self { cause, terminate: Some(fault.terminate), ends_batch: false }
     }
 }
 
@@ -127,7 +129,9 @@ pub(super) struct Link {
     /// A responder sends nothing before the first frame of the initiator (RFC 5044 §7.1.2(4)).
     may_send: bool,
     /// That frame was promised: without it the handshake is not over.
-    awaits_ready: bool,
+    awaited_ready: Option<ReadyFrame>,
+    /// Our ready-to-receive frame is a Read whose Response has not come.
+    awaits_ready_response: bool,
     /// What epoll watches for: (readable, writable).
     interest: (bool, bool),
     message: Message,
@@ -141,6 +145,8 @@ pub(super) struct Link {
     owed: VecDeque<ReadRequest>,
     /// After a Response it is a request's turn, and the reverse.
     response_was_last: bool,
+    /// The region that the Write in progress has reached.
+    writing: Option<RemoteKey>,
     /// Regions reported as written since the last Receive of this turn.
     written: Vec<RemoteKey>,
     /// Why the socket takes no more.
@@ -162,7 +168,8 @@ impl Link {
             out: Outbound::default(),
             is_blocked: false,
             may_send: false,
-            awaits_ready: false,
+            awaited_ready: None,
+            awaits_ready_response: false,
             interest,
             message: Message::None,
             next: 0,
@@ -171,6 +178,7 @@ impl Link {
             read_depth: 0,
             owed: VecDeque::new(),
             response_was_last: false,
+            writing: None,
             written: Vec::new(),
             broken: None,
             scratch: Vec::new(),
@@ -178,7 +186,7 @@ impl Link {
     }
 
     /// Full operation begins.
-    fn begin(&mut self, options: &Options, crc: bool, reads_out: usize, reads_in: usize) {
+    fn begin(&mut self, options: &Options, terms: &Terms) {
         let is_local = || self.stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback());
         let ulpdu_max = match options.segments {
             Segments::Large => mpa::ULPDU_BYTES_MAX,
@@ -188,9 +196,9 @@ impl Link {
             }
             Segments::UpTo(ulpdu_max) => ulpdu_max,
         };
-        self.receiver = Receiver::new(crc, reads_in);
-        self.sender = Sender::new(crc, ulpdu_max);
-        self.read_depth = reads_out;
+        self.receiver = Receiver::new(terms.crc, terms.reads_in);
+        self.sender = Sender::new(terms.crc, ulpdu_max);
+        self.read_depth = terms.reads_out;
     }
 }
 
@@ -274,7 +282,7 @@ impl End {
         self.watch(state);
         let handshake = match state.phase {
             Phase::Connecting | Phase::Asking => true,
-            Phase::Connected => state.link.as_ref().is_some_and(|link| link.awaits_ready && !link.may_send),
+            Phase::Connected => state.link.as_ref().is_some_and(|link| link.awaited_ready.is_some() && !link.may_send),
             Phase::Dialled(_) | Phase::Admitted(_) | Phase::Ended => false,
         };
         let timeout = state.attributes.handshake_timeout;
@@ -311,6 +319,11 @@ impl End {
         }
     }
 
+    fn offer(&self, attributes: &Attributes) -> Offer {
+        let read_depth = attributes.read_depth.min(startup::READS_SERVED_MAX.into()) as u16;
+        Offer { form: self.options.form, crc: self.options.crc, read_depth }
+    }
+
     fn finish_connecting(&self, state: &mut EndState) {
         let Some(link) = &mut state.link else { return };
         match link.stream.take_error() {
@@ -328,17 +341,7 @@ impl End {
                 return;
             }
         }
-        let depth = state.attributes.read_depth as u16;
-        let word =
-            ConnectionWord { peer_to_peer: true, rtr_write: true, ird: depth, ord: depth, ..ConnectionWord::default() };
-        let request = Frame {
-            revision: 2,
-            markers: false,
-            crc: self.options.crc,
-            rejected: false,
-            word: Some(word),
-            private_data: std::mem::take(&mut state.question),
-        };
+        let request = self.offer(&state.attributes).request(std::mem::take(&mut state.question));
         let octets = request.encode(FrameKind::Request);
         link.out.frame(|out| out.extend_from_slice(&octets));
         state.phase = Phase::Asking;
@@ -405,33 +408,26 @@ impl End {
     /// not excepted: Linux's iWARP connection manager does not survive a connection that ends before that frame.
     fn agree(&self, state: &mut EndState, reply: &Frame) -> Result<(), Failure> {
         let link = state.link.as_mut().expect("a Reply came over it");
-        let fault = |what: &str, reason: Option<Reason>| Failure {
-            cause: Cause::PeerFault(what.into()),
-            terminate: reason.map(Terminate::bare),
-        };
-        if reply.markers {
-            return Err(fault("it wants markers", None));
-        }
-        // Without the depths nobody knows how many Reads the peer can serve.
-        let Some(word) = reply.word else { return Err(fault("a Reply without a connection word", None)) };
-        let asked = state.attributes.read_depth;
-        let reads_out = if word.ird == DEPTH_UNSTATED { asked } else { asked.min(usize::from(word.ird)) };
-        link.begin(&self.options, self.options.crc || reply.crc, reads_out, asked);
+        let (terms, reason) =
+            self.offer(&state.attributes).conclude(reply).map_err(|error| Cause::PeerFault(error.to_string()))?;
+        link.begin(&self.options, &terms);
         state.phase = Phase::Connected;
-        if word.peer_to_peer {
-            if !word.rtr_write {
-                return Err(fault("no ready-to-receive frame that we could send", Some(Reason::NO_READY_FRAME)));
-            }
-            let part = link.sender.tagged(Operation::Write, READY_STAG, 0, 0);
-            let crc = link.sender.crc();
-            link.out.frame(|out| mpa::put_fpdu(out, part.header(), &[], crc));
+        if let Some(ready) = terms.ready {
+            let Link { out, sender, receiver, .. } = link;
+            out.frame(|out| ready.put(out, sender, receiver));
+            link.awaits_ready_response = ready == ReadyFrame::Read;
             link.is_blocked = !link.out.write(&link.stream, |_| &[]).map_err(Failure::lost)?;
         }
-        if reads_out == 0 || word.ord != DEPTH_UNSTATED && usize::from(word.ord) > asked {
-            return Err(fault("its read depths do not fit ours", Some(Reason::READ_DEPTH)));
+        if let Some(reason) = reason {
+            let what = match reason {
+                Reason::NO_READY_FRAME => "no ready-to-receive frame that we could send",
+                _ => "its read depths do not fit ours",
+            };
+            let (cause, terminate) = (Cause::PeerFault(what.into()), Some(Terminate::bare(reason)));
+            return Err(Failure { cause, terminate, ends_batch: false });
         }
         link.may_send = true;
-        state.attributes.read_depth = reads_out;
+        state.attributes.read_depth = terms.reads_out;
         Ok(())
     }
 
@@ -447,41 +443,13 @@ impl End {
     /// The responder's answer. The link is there and watched.
     pub(super) fn accept(&self, state: &mut EndState, request: &Frame, private_data: &[u8]) {
         let link = state.link.as_mut().expect("made of the request's stream");
-        let depth = state.attributes.read_depth;
-        let (reads_out, reads_in, word) = match request.word {
-            Some(word) => {
-                let stated =
-                    |theirs: u16| if theirs == DEPTH_UNSTATED { depth } else { depth.min(usize::from(theirs)) };
-                let (reads_out, reads_in) = (stated(word.ird), stated(word.ord));
-                let answer = |theirs: u16, ours: usize| if theirs == DEPTH_UNSTATED { theirs } else { ours as u16 };
-                let reply = ConnectionWord {
-                    peer_to_peer: word.peer_to_peer,
-                    rtr_send: false,
-                    // Of what was offered, a Write; of nothing we know, what we could take.
-                    rtr_write: word.peer_to_peer && (word.rtr_write || !word.rtr_read),
-                    rtr_read: word.peer_to_peer && !word.rtr_write && word.rtr_read,
-                    ird: answer(word.ord, reads_in),
-                    ord: answer(word.ird, reads_out),
-                };
-                (reads_out, reads_in, Some(reply))
-            }
-            // Revision 1 states no depths: the least that is of use.
-            None => (1, 1, None),
-        };
-        let crc = self.options.crc || request.crc;
-        let reply = Frame {
-            revision: request.revision,
-            markers: false,
-            crc,
-            rejected: false,
-            word,
-            private_data: private_data.to_vec(),
-        };
-        let octets = reply.encode(FrameKind::Reply);
+        let offer = self.offer(&state.attributes);
+        let (reply, terms) = startup::answer(request, offer.crc, offer.read_depth);
+        let octets = Frame { private_data: private_data.to_vec(), ..reply }.encode(FrameKind::Reply);
         link.out.frame(|out| out.extend_from_slice(&octets));
-        link.begin(&self.options, crc, reads_out, reads_in);
-        link.awaits_ready = word.is_some_and(|word| word.peer_to_peer);
-        state.attributes.read_depth = reads_out;
+        link.begin(&self.options, &terms);
+        link.awaited_ready = terms.ready;
+        state.attributes.read_depth = terms.reads_out;
         state.phase = Phase::Connected;
         state.events.push_back(Event::Established { qp: self.number, private_data: Vec::new() });
     }
@@ -530,25 +498,35 @@ impl End {
     fn place_frames(&self, state: &mut EndState) -> Result<(), Failure> {
         let EndState { link, queue, receives, events, .. } = state;
         let Some(link) = link.as_mut() else { return Ok(()) };
-        let Link { receiver, inbox, start, end, reads, retired, owed, written, may_send, .. } = link;
+        let Link { receiver, inbox, start, end, reads, retired, owed, writing, written, may_send, .. } = link;
+        let (awaited_ready, awaits_ready_response) = (&mut link.awaited_ready, &mut link.awaits_ready_response);
         while let Some((segment, len)) = receiver.next(&inbox[*start..*end])? {
             *start += len;
-            *may_send = true;
+            let is_first = !std::mem::replace(may_send, true);
             let payload = segment.payload;
             match segment.kind {
+                // The one ready-to-receive frame that would otherwise take a Receive.
+                Kind::Send { offset: 0, last: true, invalidate: None, .. }
+                    if is_first && payload.is_empty() && *awaited_ready == Some(ReadyFrame::Send) => {}
                 Kind::Write { stag, offset, last } => {
                     let key = RemoteKey(stag);
                     if !payload.is_empty() {
                         let placed = self.regions.with(key, offset, payload.len() as u64, Right::Write, |span, at| {
                             span.copy_in(at, payload);
                         });
-                        placed.map_err(|error| segment.fault(memory_fault(error)))?;
+                        placed.map_err(|error| segment.fault(PeerError::Memory(memory_fault(error))))?;
+                        *writing = Some(key);
                     }
-                    if last && !payload.is_empty() && !written.contains(&key) {
+                    // The last segment may be an empty one, with any STag.
+                    if last
+                        && let Some(key) = writing.take()
+                        && !written.contains(&key)
+                    {
                         written.push(key);
                         events.push_back(Event::Written { qp: self.number, key });
                     }
                 }
+                Kind::ReadResponse { .. } if std::mem::take(awaits_ready_response) => {}
                 Kind::ReadResponse { done, last } => {
                     let sequence = *reads.front().expect("the receiver awaits it");
                     let posted = queue.get_mut((sequence - *retired) as usize).expect("in flight");
@@ -567,7 +545,7 @@ impl End {
                         let key = RemoteKey(request.source_stag);
                         let len = u64::from(request.len);
                         let checked = self.regions.with(key, request.source_offset, len, Right::Read, |_, _| ());
-                        checked.map_err(|error| segment.fault(memory_fault(error)))?;
+                        checked.map_err(|error| segment.fault(PeerError::Memory(memory_fault(error))))?;
                     }
                     owed.push_back(request);
                 }
@@ -634,13 +612,17 @@ impl End {
         state.phase = Phase::Ended;
         if let Some(link) = state.link.take() {
             let retired = link.retired;
-            let mut rest = link.out.rest_of_frame(|sequence| payload_of(&state.queue, sequence - retired));
+            let payload_of = |sequence| payload_of(&state.queue, sequence - retired);
+            let mut rest = match failure.ends_batch {
+                true => link.out.rest_of_batch(payload_of),
+                false => link.out.rest_of_frame(payload_of),
+            };
             if let Some(terminate) = &failure.terminate {
                 link.sender.put_terminate(&mut rest, terminate);
             }
             let lost = match failure.cause {
                 Cause::Lost(_) => true,
-                Cause::TimedOut => link.awaits_ready,
+                Cause::TimedOut => link.awaited_ready.is_some(),
                 _ => false,
             };
             if was_connected && !lost {
@@ -732,7 +714,8 @@ impl Link {
     fn is_startable(&self, queue: &SendQueue<Stage>) -> bool {
         queue.get(self.next).is_some_and(|posted| {
             let fenced = posted.work.flags().fenced && !self.reads.is_empty();
-            let too_many = matches!(posted.work, Work::Read { .. }) && self.reads.len() >= self.read_depth;
+            let read_count = self.reads.len() + usize::from(self.awaits_ready_response);
+            let too_many = matches!(posted.work, Work::Read { .. }) && read_count >= self.read_depth;
             !fenced && !too_many
         })
     }
@@ -779,8 +762,8 @@ impl Link {
             });
             // It was in order when it was asked for: its owner has taken the key out of service since.
             fetched.map_err(|error| Failure {
-                cause: Cause::PeerFault(error.to_string()),
-                terminate: Some(Terminate::bare(Reason::READ_STAG)),
+                ends_batch: true,
+                ..self.receiver.owed_fault(&request, done, memory_fault(error)).into()
             })?;
         }
         self.out.frame(|out| mpa::put_fpdu(out, part.header(), payload, crc));
@@ -842,11 +825,11 @@ fn payload_of(queue: &SendQueue<Stage>, position: u64) -> &[u8] {
     }
 }
 
-fn memory_fault(error: AccessError) -> PeerError {
-    PeerError::Memory(match error {
+fn memory_fault(error: AccessError) -> MemoryFault {
+    match error {
         AccessError::Key { .. } => MemoryFault::Stag,
         AccessError::Right { .. } => MemoryFault::Rights,
         AccessError::Wrap { .. } => MemoryFault::Wrap,
         AccessError::Bounds { .. } => MemoryFault::Bounds,
-    })
+    }
 }

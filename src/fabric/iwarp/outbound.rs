@@ -179,12 +179,19 @@ impl Outbound {
 
     /// A copy of what is missing of a frame that was begun: nothing else may follow it on the stream.
     pub(super) fn rest_of_frame<'a>(&self, payload_of: impl Fn(Sequence) -> &'a [u8]) -> Vec<u8> {
-        let mut rest = Vec::new();
-        let Some(&end) = self.frame_ends.front() else { return rest };
-        if self.sent == self.boundary {
-            return rest;
+        match self.frame_ends.front() {
+            Some(end) if self.sent != self.boundary => self.copy_out((end - self.sent) as usize, payload_of),
+            _ => Vec::new(),
         }
-        let mut missing = (end - self.sent) as usize;
+    }
+
+    /// A copy of all that was not sent.
+    pub(super) fn rest_of_batch<'a>(&self, payload_of: impl Fn(Sequence) -> &'a [u8]) -> Vec<u8> {
+        self.copy_out(self.pending_bytes(), payload_of)
+    }
+
+    fn copy_out<'a>(&self, mut missing: usize, payload_of: impl Fn(Sequence) -> &'a [u8]) -> Vec<u8> {
+        let mut rest = Vec::with_capacity(missing);
         for chunk in &self.chunks {
             let octets = match chunk {
                 Chunk::Own(range) => self.own_octets(range),
@@ -265,6 +272,9 @@ mod tests {
                 total
             };
             assert_eq!(cut + rest.len(), end, "cut at {cut}");
+            let batch = out.rest_of_batch(|_| &payload);
+            assert_eq!(cut + batch.len(), total);
+            assert!(batch.starts_with(&rest));
         }
         // And the octets are those of the frame.
         let mut whole = batch();

@@ -75,6 +75,8 @@ pub enum PeerError {
     Interleaved,
     #[error("a Read Response nobody asked for")]
     Unasked,
+    #[error("a Read Response under another STag than its Read's")]
+    WrongSink,
     #[error("a Read Response that does not fit its Read")]
     Misplaced,
     #[error("more than {0} Reads at once")]
@@ -113,7 +115,7 @@ impl Fault {
             PeerError::MessageOffset { .. } | PeerError::Endless => Reason::MESSAGE_OFFSET,
             PeerError::Shape(_) => Reason::UNSPECIFIED,
             PeerError::Interleaved | PeerError::Misplaced => Reason::TAGGED_BOUNDS,
-            PeerError::Unasked => Reason::TAGGED_STAG,
+            PeerError::Unasked | PeerError::WrongSink => Reason::TAGGED_STAG,
             PeerError::TooManyReads(_) | PeerError::NoReceive => Reason::NO_BUFFER,
             PeerError::TooLong(_) => Reason::TOO_LONG,
             PeerError::CannotInvalidate => Reason::CANNOT_INVALIDATE,
@@ -130,7 +132,9 @@ impl Fault {
                 MemoryFault::Wrap => Reason::TAGGED_WRAP,
             },
         };
-        let culprit = (reason.layer < 2).then(|| culprit(ulpdu, is_read_request && reason.layer == 0)).flatten();
+        // RFC 5040 Figure 10: the LLP's errors quote nothing, and protection errors alone the Read Request.
+        let is_protection = (reason.layer, reason.kind) == (0, 1);
+        let culprit = (reason.layer < 2).then(|| culprit(ulpdu, is_read_request && is_protection)).flatten();
         Self { error, terminate: Terminate { reason, culprit } }
     }
 }
@@ -209,6 +213,26 @@ impl Receiver {
         self.owed_count = self.owed_count.checked_sub(1).expect("a response answers a request");
     }
 
+    /// The fault of the oldest Read Request not answered, `request`, of which `done` octets went out before its memory was
+    /// not to be had any more. What a Terminate quotes of it says where it stopped (RFC 5040 §4.8).
+    ///
+    /// # Panics
+    /// When none is owed, or `done` is more than was asked for.
+    pub fn owed_fault(&self, request: &ReadRequest, done: u32, fault: MemoryFault) -> Fault {
+        let owed_count = u32::try_from(self.owed_count).expect("few are served at once");
+        assert!(owed_count > 0, "a Response answers a request");
+        let advanced = ReadRequest {
+            sink_offset: request.sink_offset.wrapping_add(u64::from(done)),
+            len: request.len.checked_sub(done).expect("no more goes out than was asked for"),
+            source_offset: request.source_offset.wrapping_add(u64::from(done)),
+            ..*request
+        };
+        let msn = Msn(self.expected[1].0.wrapping_sub(owed_count));
+        let control = Operation::ReadRequest.control();
+        let header = Untagged { last: true, control, own: 0, queue: 1, msn, offset: 0 }.encode();
+        Fault::new(PeerError::Memory(fault), &[&header[..], &advanced.encode()].concat())
+    }
+
     /// Whether the stream stands between two messages: its end there is in order.
     pub fn is_between_messages(&self) -> bool {
         self.send_offset == 0 && self.tagged.is_none() && self.reads.is_empty()
@@ -255,7 +279,10 @@ impl Receiver {
             let after = u32::try_from(payload.len()).ok().and_then(|len| done.checked_add(len));
             let after = after.filter(|after| *after <= read.len).ok_or(PeerError::Misplaced)?;
             // Tagged segments of no octets have neither STag nor offset to look at (RFC 5041 §5.2).
-            let fits = payload.is_empty() || stag == read.stag && offset == read.offset.wrapping_add(u64::from(done));
+            if !payload.is_empty() && stag != read.stag {
+                return Err(PeerError::WrongSink);
+            }
+            let fits = payload.is_empty() || offset == read.offset.wrapping_add(u64::from(done));
             if !fits || last != (after == read.len) {
                 return Err(PeerError::Misplaced);
             }
@@ -452,7 +479,7 @@ mod tests {
             (vec![r(true, 9, 100, 8)], Err(PeerError::Misplaced)),
             (vec![r(false, 9, 100, 16)], Err(PeerError::Misplaced)),
             (vec![r(true, 9, 100, 24)], Err(PeerError::Misplaced)),
-            (vec![r(true, 8, 100, 16)], Err(PeerError::Misplaced)),
+            (vec![r(true, 8, 100, 16)], Err(PeerError::WrongSink)),
             (vec![r(true, 9, 100, 16), r(true, 9, 100, 16)], Err(PeerError::Unasked)),
             (vec![s(false, 1, 0), s(true, 1, 4), s(true, 2, 0)], Ok(())),
             (vec![s(false, 1, 0), s(true, 1, 8)], Err(PeerError::MessageOffset { expected: 4, found: 8 })),

@@ -1,0 +1,227 @@
+//! The namespace: the keys of the index in order, for doors that list. A store that was not asked for one has none.
+//!
+//! ```text
+//!   index  (hash)     key -> Arc<Object>       the truth: a key is there exactly while the index has it
+//!   names  (ordered)  { key }                  follows under the lock of the index entry; a replaced value leaves it alone
+//! ```
+//! A listing walks the names in slices, and looks each one up in the index once the lock is let go: what died or left
+//! meanwhile is left out. So a key that is there all the time a listing goes on is listed once, and no writer waits
+//! longer than for one slice. What was measured: docs/decisions/0011-namespace.md.
+
+use crate::store::Store;
+use crate::store::key::ObjectKey;
+use crate::store::object::Object;
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::sync::{PoisonError, RwLock};
+
+/// What the index spends on one name beside the key that it shares with the index, in octets: 16 in a tree node that
+/// is half full at worst, and the node's own share.
+pub(super) const NAME_BYTES: u64 = 40;
+/// Names looked at under one hold of the lock.
+const SLICE: usize = 64;
+/// Names of the dead that one call of [`Store::list`] looks at before it returns without being done: each costs a
+/// removal.
+const DEAD_MAX: usize = 256;
+
+/// The keys of an index in the order of their octets.
+///
+/// One lock: a tree for each hash shard made setting no faster and listing a hundred times slower.
+#[derive(Debug, Default)]
+pub(super) struct Namespace {
+    names: RwLock<BTreeSet<ObjectKey>>,
+}
+
+impl Namespace {
+    /// Under the entry of `key`, which the index has from now on.
+    pub(super) fn insert(&self, key: ObjectKey) {
+        self.names.write().unwrap_or_else(PoisonError::into_inner).insert(key);
+    }
+
+    /// Under the entry of `key`, which leaves the index.
+    pub(super) fn remove(&self, key: &[u8]) {
+        // Let go after the lock.
+        let _name = self.names.write().unwrap_or_else(PoisonError::into_inner).take(key);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.names.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Up to `count` names from `from` on that begin with `prefix`: with a delimiter, of all that agree up to the first
+    /// one behind the prefix only the first.
+    fn slice(&self, from: Bound<&[u8]>, prefix: &[u8], delimiter: Option<u8>, count: usize) -> Vec<ObjectKey> {
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        let mut found: Vec<ObjectKey> = Vec::new();
+        let mut range = names.range::<[u8], _>((from, Bound::Unbounded));
+        while found.len() < count
+            && let Some(name) = range.next()
+            && name.as_bytes().starts_with(prefix)
+        {
+            if let Some(directory) = directory(name.as_bytes(), prefix, delimiter) {
+                let Some(behind) = successor(directory) else {
+                    found.push(name.clone());
+                    break;
+                };
+                range = names.range::<[u8], _>((Bound::Included(behind.as_slice()), Bound::Unbounded));
+            }
+            found.push(name.clone());
+        }
+        found
+    }
+}
+
+/// The part of `name` up to and with the first delimiter behind `prefix`, if there is one.
+fn directory<'a>(name: &'a [u8], prefix: &[u8], delimiter: Option<u8>) -> Option<&'a [u8]> {
+    let at = memchr::memchr(delimiter?, name.get(prefix.len()..)?)?;
+    Some(&name[..=prefix.len() + at])
+}
+
+/// The first octet string behind all that begin with `prefix`; none if there is none.
+fn successor(prefix: &[u8]) -> Option<Vec<u8>> {
+    let last = prefix.iter().rposition(|octet| *octet != u8::MAX)?;
+    let mut behind = prefix[..=last].to_vec();
+    behind[last] += 1;
+    Some(behind)
+}
+
+/// What to list.
+#[derive(Clone, Copy, Debug)]
+pub struct Query<'a> {
+    /// Names that begin with this.
+    pub prefix: &'a [u8],
+    /// And come behind this one: the last name listed before, or [`Listing::next`]. Empty: from the first on.
+    pub after: &'a [u8],
+    /// With one, all names that agree up to the first delimiter behind the prefix are listed as one [`Listed`] without an
+    /// object: with `/` and the prefix `a/`, the entries of the directory `a`. What lies below is skipped, not walked.
+    pub delimiter: Option<u8>,
+    /// Entries, at least 1.
+    pub count_max: usize,
+    /// Octets of their names together, with `overhead_bytes` for each. The first is listed though it be longer.
+    pub bytes_max: usize,
+    pub overhead_bytes: usize,
+}
+
+impl<'a> Query<'a> {
+    /// Up to `count_max` names that begin with `prefix`.
+    pub fn new(prefix: &'a [u8], count_max: usize) -> Self {
+        Self { prefix, after: b"", delimiter: None, count_max, bytes_max: usize::MAX, overhead_bytes: 0 }
+    }
+}
+
+/// One name.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Listed {
+    /// A key; or what keys have in common, up to and with the delimiter.
+    pub name: ObjectKey,
+    /// `None` for what keys have in common.
+    pub object: Option<Facts>,
+}
+
+/// What an object was when it was listed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Facts {
+    /// Octets of the value.
+    pub len: u64,
+    pub version: u64,
+    pub flags: u32,
+    /// Second of the store's clock; 0 is never.
+    pub expiry: u64,
+}
+
+impl From<&Object> for Facts {
+    fn from(object: &Object) -> Self {
+        Self { len: object.len(), version: object.version(), flags: object.flags(), expiry: object.expiry() }
+    }
+}
+
+/// A part of a listing.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Listing {
+    /// In the order of the names' octets.
+    pub entries: Vec<Listed>,
+    /// What to go on [`after`](Query::after); `None` at the end. It is the last name of `entries`, but where there were so many
+    /// dead names behind it that looking further is left to the next call.
+    pub next: Option<ObjectKey>,
+}
+
+impl Store {
+    /// Whether it was made with a namespace.
+    pub fn has_namespace(&self) -> bool {
+        self.shared.namespace.is_some()
+    }
+
+    /// Living objects in the order of their keys. `None` from a store without a namespace.
+    ///
+    /// Objects that come or go while a listing takes several calls may be in it or not; all others are, once.
+    pub fn list(&self, query: &Query<'_>, now: u64) -> Option<Listing> {
+        let names = self.shared.namespace.as_ref()?;
+        let Query { prefix, after, delimiter, .. } = *query;
+        let count_max = query.count_max.max(1);
+        let mut listing = Listing::default();
+        let (mut bytes, mut dead) = (0_usize, 0);
+        // The last name that is dealt with.
+        let mut seen: Option<ObjectKey> = None;
+        let mut from = begin(prefix, after, delimiter);
+        while let Some(bound) = from {
+            // One more than there is place for tells whether there are more.
+            let wanted = (count_max - listing.entries.len()).saturating_add(1).min(SLICE);
+            let slice = names.slice(bound.as_ref().map(Vec::as_slice), prefix, delimiter, wanted);
+            from = if slice.len() < wanted { None } else { slice.last().and_then(|last| behind(last, query)) };
+            for name in slice {
+                let directory = directory(name.as_bytes(), prefix, delimiter);
+                let Some(object) = self.living(name.as_bytes(), now) else {
+                    dead += 1;
+                    // Not where the name is that of the directory too: going on after it would pass over the directory.
+                    if dead >= DEAD_MAX && directory.is_none_or(|directory| directory.len() < name.as_bytes().len()) {
+                        listing.next = Some(name);
+                        return Some(listing);
+                    }
+                    if directory.is_some() {
+                        // Another name below it may be alive.
+                        from = Some(Bound::Excluded(name.as_bytes().to_vec()));
+                        break;
+                    }
+                    seen = Some(name);
+                    continue;
+                };
+                let listed = match directory {
+                    Some(directory) => Listed { name: ObjectKey::new(directory), object: None },
+                    None => Listed { name, object: Some(Facts::from(&*object)) },
+                };
+                let more = listed.name.as_bytes().len().saturating_add(query.overhead_bytes);
+                bytes = bytes.saturating_add(more);
+                let full = listing.entries.len() == count_max || bytes > query.bytes_max;
+                if full && !listing.entries.is_empty() {
+                    listing.next = seen;
+                    return Some(listing);
+                }
+                seen = Some(listed.name.clone());
+                listing.entries.push(listed);
+            }
+        }
+        Some(listing)
+    }
+}
+
+/// Where a listing of `prefix` begins that goes on after `after`; `None` if that is its end.
+fn begin(prefix: &[u8], after: &[u8], delimiter: Option<u8>) -> Option<Bound<Vec<u8>>> {
+    if after < prefix || after.is_empty() {
+        return Some(Bound::Included(prefix.to_vec()));
+    }
+    if !after.starts_with(prefix) {
+        return None;
+    }
+    match directory(after, prefix, delimiter) {
+        Some(directory) if directory.len() == after.len() => successor(after).map(Bound::Included),
+        _ => Some(Bound::Excluded(after.to_vec())),
+    }
+}
+
+/// Where the listing goes on after a slice that ends with `name`.
+fn behind(name: &ObjectKey, query: &Query<'_>) -> Option<Bound<Vec<u8>>> {
+    match directory(name.as_bytes(), query.prefix, query.delimiter) {
+        Some(directory) => successor(directory).map(Bound::Included),
+        None => Some(Bound::Excluded(name.as_bytes().to_vec())),
+    }
+}
