@@ -62,7 +62,7 @@ fn read_pieces(disk: &Disk, pieces: impl Iterator<Item = Piece>) -> Option<Vec<u
     Some(octets)
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Entry {
     octets: Arc<Vec<u8>>,
     flags: u32,

@@ -342,7 +342,7 @@ mod tests {
                 1 => assert!(store.delete(b"key", 0)),
                 _ => store.flush_all(0),
             }
-            assert!(store.get(b"key", 0).is_hit() == (fate == 0));
+            assert!(store.get(b"key", 0).hit().is_some() == (fate == 0));
             let used = store.gauges().pool_used_bytes;
             assert!(used >= MIB, "its space is not given to others");
             assert_eq!(hold.pinned().range(0, u64::MAX).map(|piece| u64::from(piece.len)).sum::<u64>(), MIB);
@@ -455,10 +455,6 @@ mod tests {
     impl Lookup {
         fn hit(self) -> Option<Pinned> {
             if let Self::Hit(pinned) = self { Some(pinned) } else { None }
-        }
-
-        fn is_hit(self) -> bool {
-            self.hit().is_some()
         }
     }
 }
