@@ -5,7 +5,8 @@ usage: benches/compare.py [hot|tail|cold|native|short|idle ...]     (default: al
        tests/rdma-vm/run benches/compare.py rdma                   (in the VM with RDMA devices)
 environment: ROUNDS (7), SECONDS (1), SERVER_CORE (0), CLIENT_CORE (1), MEMCACHED (memcached), WORK (a directory for pools,
 below target/ by default), PRIORITY (a command in front of servers and clients, such as "chrt -f 1" on a shared machine),
-BINARY (target/release/bulkhead). rdma: WINDOWS ("256KiB 1MiB"); both cores for everybody unless told otherwise
+BINARY (target/release/bulkhead). rdma: WINDOWS ("4x256KiB 4x1MiB"), DEVICES ("rxe0 siw0"); both cores for everybody unless
+told otherwise
 
 hot     GET and SET of 64 KiB, 1 MiB, 8 MiB, whole values in RAM, against memcached -t 1: throughput and CPU seconds per GiB
 tail    first octet of an 8 MiB value with its tail on disk against one wholly in RAM, on both doors
@@ -356,15 +357,22 @@ def rdma():
     # pinned, so that the scheduler serves both alike.
     global SERVER_CORE, CLIENT_CORE
     SERVER_CORE, CLIENT_CORE = os.environ.get("SERVER_CORE", "0,1"), os.environ.get("CLIENT_CORE", "0,1")
-    windows = os.environ.get("WINDOWS", "256KiB 1MiB").split()
+    windows = os.environ.get("WINDOWS", "4x256KiB 4x1MiB").split()
     print(f"## Native GET of 1 MiB from RAM, one connection, 8 in flight, against ib_write_bw -s 262144, {ROUNDS} rounds of {SECONDS:g} s")
     print("| device | windows | ib_write_bw MiB/s | GET MiB/s | ratio | ib_send_lat -s 64 us | TCP ping-pong of 64 us | dropped |")
     print("|---|---|---|---|---|---|---|---|")
+    wanted = os.environ.get("DEVICES", "rxe0 siw0").split()
     for device, address in RDMA_DEVICES:
+        if device not in wanted:
+            continue
         door = f"native+verbs://{address}:0"
-        servers = {window: bulkhead("64MiB", "256MiB", native=True, door=door, settings={"BULKHEAD_NATIVE__WINDOW": window}) for window in windows}
+        servers = {}
+        for window in windows:
+            number, size = window.split("x")
+            settings = {"BULKHEAD_NATIVE__WINDOWS": number, "BULKHEAD_NATIVE__WINDOW": size}
+            servers[window] = bulkhead("64MiB", "256MiB", native=True, door=door, settings=settings)
         common = ["--op", "get", "--size", "1MiB", "--keys", "16", "--connections", "1", "--depth", "8"]
-        get = lambda window, *more: bench(servers[window], *common, "--window", window, *more)
+        get = lambda window, *more: bench(servers[window], *common, "--windows", *window.split("x")[:1], "--window", window.split("x")[1], *more)
         for window in windows:
             get(window, "--seconds", "300ms")
         write = lambda count: float(perftest("ib_write_bw", device, address, "-s", "262144", "-n", str(count))[3])
@@ -384,7 +392,7 @@ def rdma():
         middle = lambda figure: median([figure(each) for each in rounds])
         for window in windows:
             rate = lambda each: each[window]["bytes_per_second"] / MIB
-            print(f"| {device} | 4 x {window} | {middle(lambda each: each['raw']):.0f} | {middle(rate):.0f} | "
+            print(f"| {device} | {window} | {middle(lambda each: each['raw']):.0f} | {middle(rate):.0f} | "
                   f"**{middle(lambda each: rate(each) / each['raw']):.2f}** | {middle(lambda each: each['ping']):.0f} | "
                   f" {middle(lambda each: each[window]['pingpong_64_p50_us']):.0f} | {dropped} |", flush=True)
         for server in servers.values():
