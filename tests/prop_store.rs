@@ -7,7 +7,6 @@ mod rig;
 
 use bulkhead::store::claims::{Claim, Revoker};
 use bulkhead::store::draft::{Draft, Want};
-use bulkhead::store::hold::{Hold, HoldError, Holds};
 use bulkhead::store::namespace::Query;
 use bulkhead::store::object::{Object, Piece};
 
@@ -80,7 +79,6 @@ struct Model {
     /// Versions up to this were flushed.
     flushed: u64,
     readers: Vec<(Pinned, Arc<Vec<u8>>)>,
-    holds: Vec<(Hold, Arc<Vec<u8>>)>,
     drafts: Vec<(Draft, Arc<Vec<u8>>)>,
     crawl: Crawl,
     /// Objects that the store dropped by itself and the model had.
@@ -108,7 +106,6 @@ impl Model {
             entries: HashMap::new(),
             flushed: 0,
             readers: Vec::new(),
-            holds: Vec::new(),
             drafts: Vec::new(),
             crawl: Crawl::default(),
             missing: 0,
@@ -161,7 +158,7 @@ impl Model {
             Short::Memory | Short::Disk => {
                 self.write_some(3) || self.readers.pop().is_some() || {
                     let draft = (!self.drafts.is_empty()).then(|| self.drafts.swap_remove(0));
-                    draft.is_some() || self.holds.pop().is_some()
+                    draft.is_some()
                 }
             }
         }
@@ -220,11 +217,7 @@ impl Model {
                 match self.store.get(key, self.now) {
                     // Counted by the store as expired or flushed.
                     Lookup::Miss(Miss::Expired | Miss::Flushed) => assert!(!self.is_alive(&entry)),
-                    Lookup::Miss(Miss::Absent) => {
-                        let is_held = self.holds.iter().any(|(hold, _)| hold.pinned().version() == entry.version);
-                        assert!(!is_held, "{key:?} was evicted though it is held");
-                        self.missing += 1;
-                    }
+                    Lookup::Miss(Miss::Absent) => self.missing += 1,
                     other => panic!("{other:?} after no peek"),
                 }
                 None
@@ -374,7 +367,7 @@ impl Model {
                     self.readers.push((pinned, entry.octets));
                 }
             }
-            Lookup::Busy => assert!(!self.readers.is_empty() || !self.holds.is_empty(), "busy with no reader"),
+            Lookup::Busy => assert!(!self.readers.is_empty(), "busy with no reader"),
             Lookup::Miss(miss) => panic!("{miss:?} after a peek"),
         }
     }
@@ -408,31 +401,6 @@ impl Model {
         }
     }
 
-    /// Holds an object or lets one go.
-    fn hold(&mut self, key: &[u8]) {
-        if self.holds.len() < 6 && !self.random.one_in(3) {
-            let entry = self.sync(key);
-            match (self.store.hold(key, self.now), entry) {
-                (Ok(hold), Some(entry)) => self.holds.push((hold, entry.octets)),
-                (Err(HoldError::NotFound), None) => {}
-                (Err(HoldError::Busy), Some(_)) => assert!(!self.readers.is_empty(), "busy with no reader"),
-                (Err(HoldError::Full { bytes, held_bytes, bytes_max }), Some(_)) => {
-                    assert!(bytes + held_bytes > bytes_max);
-                }
-                other => panic!("{other:?}"),
-            }
-        } else if !self.holds.is_empty() {
-            let index = self.random.below(self.holds.len() as u64) as usize;
-            let (hold, octets) = self.holds.swap_remove(index);
-            match read(&self.disk, hold.pinned()) {
-                Some(found) => assert!(found == *octets, "octets of a held object changed"),
-                None => assert!(self.failing > 0, "lost without a failed write"),
-            }
-        }
-        let gauges = self.store.gauges();
-        assert!(gauges.held <= self.holds.len() as u64 && gauges.held_bytes <= gauges.pinned_bytes);
-    }
-
     fn end_reader(&mut self) {
         if self.readers.is_empty() {
             return;
@@ -452,7 +420,7 @@ impl Model {
             9..=15 => self.draft(),
             16..=20 => self.join(),
             21..=28 => self.check(&key),
-            29 => self.end_reader(),
+            29..=31 => self.end_reader(),
             32 => {
                 let there = self.sync(&key);
                 if self.random.one_in(2) {
@@ -492,7 +460,6 @@ impl Model {
             37 => _ = write_one(&self.store, &self.disk, false, false),
             38 => _ = self.write_some(8),
             39 if self.random.one_in(2) => self.list(),
-            30 | 31 => self.hold(&key),
             _ if self.random.one_in(8) => {
                 // A writer that takes all there is sends everything clean out of RAM.
                 self.write_some(u64::MAX);
@@ -528,7 +495,6 @@ impl Model {
         while !self.readers.is_empty() {
             self.end_reader();
         }
-        self.holds.clear();
         self.drafts.clear();
         for key in self.entries.keys() {
             assert!(self.store.delete(key, self.now));
@@ -579,7 +545,6 @@ struct Worker {
     disk: Arc<Disk>,
     random: Seeded,
     readers: Vec<Pinned>,
-    holds: Holds,
     next_id: u64,
     replies: [u64; 4],
 }
@@ -606,7 +571,6 @@ impl Worker {
                     Err(_) if tries < 200 => {
                         tries += 1;
                         drop(self.readers.pop());
-                        self.holds = Holds::new(3);
                         std::thread::sleep(Duration::from_micros(50));
                         continue;
                     }
@@ -662,11 +626,6 @@ impl Worker {
                 let is_still = self.store.peek(&key, now).is_some_and(|found| found.version() == old.version());
                 assert!(!is_still, "{done:?}, and there it is");
             }
-            13 if self.random.one_in(2) => {
-                if self.holds.hold(&self.store, &key, now).is_err() {
-                    self.holds.release(&key);
-                }
-            }
             13 => _ = self.store.touch(&key, if self.random.one_in(2) { now + 1 } else { 0 }, now),
             14 => _ = self.store.crawl(&mut Crawl::default(), 5),
             _ if self.random.one_in(40) => self.store.flush_all(0),
@@ -691,7 +650,6 @@ fn threads_that_read_write_evict_and_delete_leave_nothing_behind() {
                 disk: disk.clone(),
                 random: Seeded::new(seed * 100 + thread),
                 readers: Vec::new(),
-                holds: Holds::new(3),
                 next_id: (seed + 1) << 48 | thread << 40,
                 replies: [0; 4],
             };

@@ -288,7 +288,7 @@ mod tests {
         put(&store, b"held", MIB);
         put(&store, b"other", MIB);
         let hold = store.hold(b"held", 0).unwrap();
-        assert!(!store.gauges().memory_clean_bytes.is_multiple_of(0x1000_0000), "both could leave RAM");
+        assert!(store.gauges().memory_clean_bytes > 0, "both could leave RAM");
         for number in 0..100_u8 {
             put(&store, &[number], MIB);
         }
