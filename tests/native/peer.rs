@@ -203,6 +203,11 @@ impl Peer {
                 }
                 Event::Disconnected { cause, .. } => {
                     self.ended = Some(cause.to_string());
+                    // What the server wrote before it left lies in memory.
+                    if !self.is_deaf {
+                        self.endpoint.poll_ring(&self.ring, now, 256)?;
+                        while self.step()? {}
+                    }
                     self.endpoint.handle_disconnected();
                     return Ok(true);
                 }
