@@ -196,7 +196,7 @@ impl<P: Protocol> FabricListener<P> {
     fn count_rejection(&self, peer: &Address, cause: &'static str) {
         self.metrics.connections.rejected.add(1);
         P::counts(&self.metrics).rejections.add(cause);
-        tracing::debug!(door = P::Speech::SCHEME, cause, %peer, "connection rejected");
+        tracing::debug!(cause, %peer, "{} connection rejected", P::Speech::SCHEME);
     }
 
     fn admit(&mut self, request: ConnectRequest) {
@@ -231,7 +231,7 @@ impl<P: Protocol> FabricListener<P> {
                     let (door, cause) = (P::Speech::SCHEME, "shortage");
                     metrics.connections.rejected.add(1);
                     P::counts(&metrics).rejections.add(cause);
-                    tracing::warn!(door, cause, %error, "connection rejected");
+                    tracing::warn!(cause, %error, "{door} connection rejected");
                 }
             }
         });
