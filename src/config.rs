@@ -145,10 +145,10 @@ pub struct RpcConfig {
     pub windows: WindowGeometry,
     /// Reads of a peer's memory outstanding at a time.
     pub reads_max: usize,
-    /// Octets that calls and answers without a place of their own may take for a connection at a time: those that are too
-    /// long for a message and are no data of a value.
+    /// Octets that calls without a place of their own may take for a connection at a time (those that are too long for a
+    /// message and are no data of a value), and as many again for answers.
     pub long_bytes_max: u64,
-    /// Segments that the chunks of one message may have, all together.
+    /// Segments that the read chunks of one call may have, all together.
     pub segments_max: usize,
     /// Connections of one RPC door.
     pub connections_max: usize,
