@@ -19,6 +19,7 @@ use std::time::Duration;
 use crate::error::Exit;
 use crate::fabric::Address;
 use crate::wire::native::descriptor::{RingGeometry, WindowGeometry};
+use crate::wire::rpcrdma::private_data;
 
 pub use crate::machine::numa::Pin;
 #[cfg(not(feature = "verbs"))]
@@ -58,6 +59,7 @@ pub struct Config {
     pub limits: LimitsConfig,
     pub timers: TimersConfig,
     pub native: NativeConfig,
+    pub rpc: RpcConfig,
     /// Threads that serve connections, at least 1.
     pub lanes: usize,
     /// Which cores those threads run on.
@@ -73,6 +75,8 @@ pub struct ListenConfig {
     pub unix: Vec<PathBuf>,
     /// The native protocol over a fabric.
     pub native: Vec<NativeAddress>,
+    /// RPC-over-RDMA over a fabric.
+    pub rpc: Vec<RpcAddress>,
     /// Metrics and health over HTTP; `None` switches it off.
     pub admin: Option<SocketAddr>,
 }
@@ -130,6 +134,28 @@ pub struct NativeConfig {
     pub allow: Vec<Network>,
 }
 
+/// What each connection of an RPC door gets.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RpcConfig {
+    /// Octets of a message, header and all: its Receives, and the longest Send. A multiple of 1 KiB up to 256 KiB.
+    pub inline_bytes: u32,
+    /// Calls that a peer may have unanswered: the largest grant, and as many Receives.
+    pub credits_max: u32,
+    /// Buffers for octets on their way to the peer's memory, and as many for octets on their way from it.
+    pub windows: WindowGeometry,
+    /// Reads of a peer's memory outstanding at a time.
+    pub reads_max: usize,
+    /// Octets that calls without a place of their own may take for a connection at a time (those that are too long for a
+    /// message and are no data of a value), and as many again for answers.
+    pub long_bytes_max: u64,
+    /// Segments that the read chunks of one call may have, all together.
+    pub segments_max: usize,
+    /// Connections of one RPC door.
+    pub connections_max: usize,
+    /// As [`NativeConfig::allow`].
+    pub allow: Vec<Network>,
+}
+
 /// Timers.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TimersConfig {
@@ -177,6 +203,8 @@ pub struct Flags {
     pub unix: Option<Vec<PathBuf>>,
     pub native: Option<Vec<NativeAddress>>,
     pub native_allow: Vec<Network>,
+    pub rpc: Option<Vec<RpcAddress>>,
+    pub rpc_allow: Vec<Network>,
     pub admin: Option<Switch<SocketAddr>>,
     pub pools: Vec<PoolConfig>,
     pub memory: Option<ByteSize>,
@@ -339,6 +367,13 @@ impl Flags {
             let networks = self.native_allow.iter().map(Network::to_string).collect::<Vec<_>>();
             layer.push(("native.allow", networks.into()));
         }
+        if let Some(addresses) = &self.rpc {
+            layer.push(("listen.rpc", addresses.iter().map(RpcAddress::to_string).collect::<Vec<_>>().into()));
+        }
+        if !self.rpc_allow.is_empty() {
+            let networks = self.rpc_allow.iter().map(Network::to_string).collect::<Vec<_>>();
+            layer.push(("rpc.allow", networks.into()));
+        }
         if let Some(admin) = &self.admin {
             layer.push(("listen.admin", admin.to_string().into()));
         }
@@ -394,6 +429,7 @@ impl Config {
             memcache: vec![([127, 0, 0, 1], 0).into()],
             unix: Vec::new(),
             native: Vec::new(),
+            rpc: Vec::new(),
             admin: None,
         };
         config.store.memory_bytes = 16 * MIB;
@@ -413,6 +449,7 @@ impl Config {
         self.limits.check()?;
         self.timers.check()?;
         within("native.connections_max", self.native.connections_max, 1, 65_536)?;
+        self.rpc.check()?;
         within("lanes", self.lanes, 1, 1024)
     }
 }
@@ -425,26 +462,52 @@ fn within(key: &str, value: usize, min: usize, max: usize) -> Result<(), ConfigE
     require((min..=max).contains(&value), || format!("{key} = {value}: want {min} to {max}"))
 }
 
+impl RpcConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        let (min, max) = (private_data::INLINE_BYTES_MIN, private_data::INLINE_BYTES_MAX);
+        let inline = self.inline_bytes;
+        require((min..=max).contains(&inline) && inline.is_multiple_of(min), || {
+            format!(
+                "rpc.inline = {}: want a multiple of {} up to {}",
+                ByteSize(inline.into()),
+                ByteSize(min.into()),
+                ByteSize(max.into())
+            )
+        })?;
+        within("rpc.credits", self.credits_max as usize, 1, 1024)?;
+        within("rpc.reads", self.reads_max, 1, 128)?;
+        within("rpc.segments", self.segments_max, 16, 16_384)?;
+        within("rpc.connections_max", self.connections_max, 1, 65_536)?;
+        let long = self.long_bytes_max;
+        require((64 * KIB..=64 * MIB).contains(&long), || {
+            format!("rpc.long = {}: want {} to {}", ByteSize(long), ByteSize(64 * KIB), ByteSize(64 * MIB))
+        })
+    }
+}
+
 impl ListenConfig {
     fn check(&self) -> Result<(), ConfigError> {
-        require(!self.memcache.is_empty() || !self.unix.is_empty() || !self.native.is_empty(), || {
-            "listen.memcache, listen.unix and listen.native are all empty: the daemon would have no door".to_owned()
+        let on_fabrics = self.native.iter().map(|native| (&native.address, native.to_string()));
+        let on_fabrics: Vec<_> = on_fabrics.chain(self.rpc.iter().map(|rpc| (&rpc.address, rpc.to_string()))).collect();
+        require(!self.memcache.is_empty() || !self.unix.is_empty() || !on_fabrics.is_empty(), || {
+            "listen.memcache, listen.unix, listen.native and listen.rpc are all empty: the daemon would have no door"
+                .to_owned()
         })?;
-        for (index, address) in self.native.iter().enumerate() {
-            let listed = self.native[..index].iter().any(|other| other.address == address.address);
-            let is_free = matches!(address.address, Address::Socket(socket) if socket.port() == 0);
-            require(is_free || !listed, || format!("listen.native lists {address} twice"))?;
+        for (index, (address, url)) in on_fabrics.iter().enumerate() {
+            let listed = on_fabrics[..index].iter().any(|(other, _)| other == address);
+            let is_free = matches!(address, Address::Socket(socket) if socket.port() == 0);
+            require(is_free || !listed, || format!("listen.native and listen.rpc list the address of {url} twice"))?;
         }
         let mut seen = Vec::new();
-        let native = self.native.iter().filter_map(|native| match native.address {
-            Address::Socket(address) => Some(address),
+        let sockets = on_fabrics.iter().filter_map(|(address, _)| match address {
+            Address::Socket(address) => Some(*address),
             Address::Name(_) => None,
         });
-        seen.extend(native.filter(|address| address.port() != 0));
+        seen.extend(sockets.filter(|address| address.port() != 0));
         // Port 0 asks the kernel for a free port, so it never collides.
         for address in self.memcache.iter().chain(&self.admin).filter(|address| address.port() != 0) {
             require(!seen.contains(address), || {
-                format!("{address} is listed twice in listen.memcache, listen.native, listen.admin")
+                format!("{address} is listed twice in listen.memcache, listen.native, listen.rpc, listen.admin")
             })?;
             seen.push(*address);
         }
@@ -600,7 +663,7 @@ mod tests {
     fn printed_settings_read_back_the_same() {
         let toml = "lanes = 3\npin = [4, 2]\n[listen]\nunix = [\"/run/b.sock\"]\nadmin = \"off\"\n[store]\nmemory = \"100MiB\"\n\
             value_max = 1000001\npinned_share = 0.5\npools = [\"/a:4GiB\", { dir = \"/b:7\" }]\n\
-            [timers]\nidle_timeout = \"1500ms\"\n[native]\nallow = [\"10.0.0.0/8\", \"::1\"]\n[log]\nformat = \"json\"";
+            [timers]\nidle_timeout = \"1500ms\"\n[native]\nallow = [\"10.0.0.0/8\", \"::1\"]\n[rpc]\ninline = \"8KiB\"\ncredits = 7\nreads = 3\nlong = \"64KiB\"\nsegments = 99\n[log]\nformat = \"json\"";
         for toml in ["", toml] {
             let settings = load(toml, &[], &Flags::default()).unwrap();
             assert_eq!(load(&settings.to_toml(), &[], &Flags::default()).unwrap(), settings);
@@ -657,6 +720,8 @@ mod tests {
             head: Some(ByteSize(64 * KIB)),
             value_max: Some(ByteSize(3)),
             native_allow: vec!["10.0.0.0/8".parse().unwrap()],
+            rpc: Some(vec!["rpc+iwarp://127.0.0.1:9".parse().unwrap()]),
+            rpc_allow: vec!["fd00::/8".parse().unwrap()],
             lanes: Some(5),
             pin: Some(Pin::Cores(vec![1, 0])),
             log_level: Some("bulkhead=debug".to_owned()),
@@ -666,6 +731,7 @@ mod tests {
         assert!(daemon.listen.memcache.is_empty() && daemon.listen.admin.is_none());
         assert_eq!(daemon.listen.native, flags.native.unwrap());
         assert_eq!((daemon.native.allow, Some(daemon.pin)), (flags.native_allow, flags.pin));
+        assert_eq!((daemon.listen.rpc, daemon.rpc.allow), (flags.rpc.unwrap(), flags.rpc_allow));
         assert_eq!((daemon.listen.unix, daemon.store.pools, daemon.lanes), (flags.unix.unwrap(), flags.pools, 5));
         assert_eq!((daemon.store.memory_bytes, daemon.store.head_bytes), (16 * MIB, 64 * KIB));
         assert_eq!(daemon.store.value_bytes_max, 3);

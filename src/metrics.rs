@@ -112,16 +112,24 @@ counts! {
     /// Octets of values that code of the daemon copied, by the way they went; what kernel and fabric copy is not in them.
     /// Beside [`ConnectionCounts::bytes_written`] they say how often an octet is copied before it is sent.
     CopyCounts {
-        /// Native GET: from RAM into the slot that is sent from.
+        /// GET by native and RPC: from RAM into the slot that is sent from.
         arena_to_slot,
-        /// Native GET: from a staging buffer, where a segment cannot be read straight into the slot.
+        /// GET by native and RPC: from a staging buffer, where a segment cannot be read straight into the slot.
         staging_to_slot,
         /// Native SET: from the window that the peer wrote to.
         window_to_arena,
-        /// Text GET: values of at most 4 KiB, into the text of the reply.
+        /// Text GET: values of at most 4 KiB, into the text of the reply. RPC GET: ranges in RAM that have no write chunk.
         arena_to_reply,
-        /// Text SET: what came with the command, from the input buffer.
+        /// Text SET: what came with the command, from the input buffer. RPC PUT: what came in the message.
         input_to_arena,
+        /// RPC PUT: from the buffer that it was pulled into.
+        pulled_to_arena,
+        /// RPC: calls too long for a message, from the buffers that they were pulled into.
+        pulled_to_call,
+        /// RPC GET: ranges not in RAM that have no write chunk, from a slot.
+        slot_to_reply,
+        /// RPC: replies too long for a message, into the slots that they are sent from.
+        reply_to_slot,
     }
 }
 
@@ -191,12 +199,29 @@ pub struct FabricCounts {
     pub ends: Causes,
 }
 
+/// What became of the messages of RPC clients.
+#[derive(Debug, Default)]
+pub struct RpcCallCounts {
+    /// Calls that were executed, by procedure.
+    pub procedures: Causes,
+    /// RDMA_ERROR, by what was wrong.
+    pub refused: Causes,
+    /// Replies that say why a call was not executed.
+    pub denied: Causes,
+    /// Messages that were not answered.
+    pub dropped: Causes,
+    /// Duplicates that were answered as the first was.
+    pub replayed: Count,
+}
+
 /// All of it.
 #[derive(Debug, Default)]
 pub struct Metrics {
     pub memcache: MemcacheCounts,
     pub connections: ConnectionCounts,
     pub native: FabricCounts,
+    pub rpc: FabricCounts,
+    pub rpc_calls: RpcCallCounts,
     pub copied: CopyCounts,
     /// Values that could not be read back from disk.
     pub failed_reads: Count,

@@ -61,7 +61,7 @@ fn where_serve_works_doctor_says_so_and_leaves_nothing_behind() {
     let text = String::from_utf8(doctor(&pool, &[]).stdout).unwrap();
     assert!(text.ends_with("serve would work\n"), "{text}");
     if seen["devices"].as_array().unwrap().is_empty() {
-        assert!(text.contains("no RDMA device: native+iwarp works over TCP"), "{text}");
+        assert!(text.contains("no RDMA device: doors on iwarp work over TCP"), "{text}");
     }
 }
 

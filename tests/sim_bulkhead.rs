@@ -205,7 +205,7 @@ impl Server {
             read_bytes_max: 1 << 30,
             read_segments_max: 64,
         };
-        let session = Session::new(60_000, Arc::default());
+        let session = Session::new(60_000);
         let responder = Responder::new(agreed, limits);
         Self { store, responder, session, revoker: Arc::new(|| ()), replies: HashMap::new() }
     }
@@ -232,7 +232,7 @@ impl Server {
             Err(refusal) => panic!("{refusal:?}"),
             Ok(accepted) => {
                 let request = Request::parse(accepted).unwrap();
-                match self.session.execute(xid, &request, &self.store, 500) {
+                match self.session.execute(xid, &request, &self.store) {
                     Executed::Answer(answer) => answer.encode(xid),
                     Executed::Get(mut get) => {
                         for index in 0..get.len() {
@@ -655,9 +655,9 @@ impl Client {
             let expected = if version.is_some() { Status::Ok } else { Status::NotFound };
             assert_eq!((pinned[0].status, pinned[0].version), (expected, version.unwrap_or(0)));
         } else {
-            let before = self.server.session.pins().len();
+            let before = self.server.session.holds().len();
             let answer = self.call(&Request::Unpin(keys), b"").answer;
-            let is_unpinned = self.server.session.pins().len() < before;
+            let is_unpinned = self.server.session.holds().len() < before;
             assert_eq!(answer, Answer::Statuses(vec![if is_unpinned { Status::Ok } else { Status::NotFound }]));
         }
     }

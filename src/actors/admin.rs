@@ -8,7 +8,7 @@ use crate::actors::StartError;
 use crate::actors::disk_tail::TailMetrics;
 use crate::fabric::staging::Staging;
 use crate::fabric::{self, Resources};
-use crate::metrics::{CloseCounts, ConnectionCounts, Count, FabricCounts, Metrics};
+use crate::metrics::{CloseCounts, ConnectionCounts, Count, FabricCounts, Metrics, RpcCallCounts};
 use crate::store::{Counters, Gauges, Store};
 use actix_web::dev::ServerHandle;
 use actix_web::{App, HttpResponse, HttpServer, web};
@@ -31,7 +31,7 @@ pub struct Views {
     pub tails: Arc<TailMetrics>,
     /// One for each lane.
     pub staging: Vec<Staging>,
-    /// Lanes of native doors, for as long as those live.
+    /// Lanes of doors on fabrics, for as long as those live.
     pub fabrics: Vec<Weak<dyn fabric::Lane>>,
     /// Set once a shutdown has begun.
     pub draining: Arc<AtomicBool>,
@@ -215,7 +215,7 @@ fn encode_fabrics(page: &mut Page<'_>, lanes: &[Weak<dyn fabric::Lane>]) -> fmt:
         sum.listeners += listeners;
         sum.closing += closing;
     }
-    page.gauge("fabric_queue_pairs", "Queue pairs of native doors", None, sum.queue_pairs as u64)?;
+    page.gauge("fabric_queue_pairs", "Queue pairs of doors on fabrics", None, sum.queue_pairs as u64)?;
     page.gauge("fabric_regions", "Memory regions that peers may reach", None, sum.regions as u64)?;
     page.gauge("fabric_half_open", "Peers that have connected and not been answered", None, sum.half_open as u64)?;
     page.gauge("fabric_listeners", "Addresses that fabrics listen at", None, sum.listeners as u64)?;
@@ -223,7 +223,7 @@ fn encode_fabrics(page: &mut Page<'_>, lanes: &[Weak<dyn fabric::Lane>]) -> fmt:
 }
 
 fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
-    let Metrics { memcache, connections, native, copied, failed_reads, reads_repeated } = metrics;
+    let Metrics { memcache, connections, native, rpc, rpc_calls, copied, failed_reads, reads_repeated } = metrics;
     for named in memcache.list() {
         let help = named.help.trim_end_matches('.');
         page.counter(&format!("memcache_{}", named.name), help, None, named.count.get())?;
@@ -234,7 +234,7 @@ fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
     page.counter("connection_accepted", "Connections served since the start", None, total.get())?;
     page.counter(
         "connection_refused",
-        "Peers turned away: no place was free, or a native door could not take them",
+        "Peers turned away: no place was free, or a door on a fabric could not take them",
         None,
         rejected.get(),
     )?;
@@ -254,15 +254,26 @@ fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
         ("shutdown", shutdown),
     ];
     page.causes("connection_closed", "Connections ended", causes.map(|(cause, count)| (cause, count.get())))?;
-    let FabricCounts { current, total, rejections, ends } = native;
-    page.gauge("native_connection_current", "Connections open by a native door", None, current.get())?;
-    page.counter("native_connection_accepted", "Connections served by a native door", None, total.get())?;
-    page.causes("native_connection_rejected", "Peers that a native door turned away", rejections.list())?;
-    page.causes("native_connection_closed", "Connections of a native door that ended", ends.list())?;
+    encode_fabric_counts(page, "native", "a native door", native)?;
+    encode_fabric_counts(page, "rpc", "an RPC door", rpc)?;
+    let RpcCallCounts { procedures, refused, denied, dropped, replayed } = rpc_calls;
+    page.family("rpc_calls", "Calls executed", None, "procedure", procedures.list())?;
+    page.causes("rpc_calls_refused", "Messages answered with RDMA_ERROR", refused.list())?;
+    page.causes("rpc_calls_denied", "Calls whose reply says that they were not executed", denied.list())?;
+    page.causes("rpc_messages_dropped", "Messages of RPC clients that were not answered", dropped.list())?;
+    page.counter("rpc_calls_replayed", "Duplicates answered as the first was", None, replayed.get())?;
     let copies = copied.list().map(|named| (named.name, named.count.get()));
     page.family("copied", "Octets of values copied, besides what kernel and fabric do", BYTES, "where", copies)?;
     page.counter("store_failed_reads", "Disk reads for peers that failed", None, failed_reads.get())?;
     page.counter("staging_reads_repeated", "Disk reads given back unsent for others' sake", None, reads_repeated.get())
+}
+
+fn encode_fabric_counts(page: &mut Page<'_>, kind: &str, door: &str, counts: &FabricCounts) -> fmt::Result {
+    let FabricCounts { current, total, rejections, ends } = counts;
+    page.gauge(&format!("{kind}_connection_current"), &format!("Connections open by {door}"), None, current.get())?;
+    page.counter(&format!("{kind}_connection_accepted"), &format!("Connections served by {door}"), None, total.get())?;
+    page.causes(&format!("{kind}_connection_rejected"), &format!("Peers that {door} turned away"), rejections.list())?;
+    page.causes(&format!("{kind}_connection_closed"), &format!("Connections of {door} that ended"), ends.list())
 }
 
 fn encode_tails(page: &mut Page<'_>, tails: &TailMetrics) -> fmt::Result {
@@ -538,6 +549,9 @@ mod tests {
             &closed.shutdown,
             &metrics.native.current,
             &metrics.native.total,
+            &metrics.rpc.current,
+            &metrics.rpc.total,
+            &metrics.rpc_calls.replayed,
             &metrics.failed_reads,
             &metrics.reads_repeated,
         ];

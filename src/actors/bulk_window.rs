@@ -1,4 +1,6 @@
-//! `BulkWindow`: the TX slots of a native connection. It alone fills them.
+//! `BulkWindow`: the TX slots of a connection on a fabric. It alone fills them.
+//!
+//! By the native door, where what is filled leaves in the order of the places:
 //!
 //! ```text
 //!  Connection -- Fill --> waits for a slot --> in RAM: copied at once -------------------------> Filled -> CreditManager
@@ -19,7 +21,6 @@
 //! Its mailbox is used by `do_send` alone: `Fill` for each place of the connection, one answer for each read.
 
 use crate::actors::connection::Lane;
-use crate::actors::credit_manager::{Failed, Filled};
 use crate::actors::disk_tail::{ReadTail, TailError, TailRead};
 use crate::actors::slot_memory::SlotMemory;
 use crate::fabric::LocalBuf;
@@ -27,6 +28,7 @@ use crate::fabric::region::aligned::ALIGN_BYTES;
 use crate::fabric::staging::StagingBuf;
 use crate::metrics::{CopyCounts, Count};
 use crate::store::Pinned;
+use crate::store::object::Object;
 use crate::store::segment::{Content, Segment};
 use crate::wire::native::stream::{FillRequest, Piece};
 use crate::wire::native::window::{FailedFill, Grant, Ticket, TxSlot, TxSlots};
@@ -38,11 +40,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A value that is being sent, pinned until the last of it lies in a slot.
+/// What is being sent.
 #[derive(Clone)]
-pub struct Source(Arc<Held>);
+pub enum Source {
+    /// A value, pinned until the last of it lies in a slot.
+    Held(Arc<Held>),
+    /// A value that somebody else keeps pinned.
+    Object(Arc<Object>),
+    /// What is no value.
+    Octets(Arc<Vec<u8>>),
+}
 
-struct Held {
+/// A pin that is counted.
+pub struct Held {
     pinned: Pinned,
     count: Arc<AtomicUsize>,
 }
@@ -51,12 +61,16 @@ impl Source {
     /// `count` counts it for as long as it lives.
     pub fn new(pinned: Pinned, count: Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::new(Held { pinned, count }))
+        Self::Held(Arc::new(Held { pinned, count }))
     }
 
     /// The value.
-    pub fn pinned(&self) -> &Pinned {
-        &self.0.pinned
+    fn object(&self) -> Option<&Arc<Object>> {
+        match self {
+            Self::Held(held) => Some(held.pinned.object()),
+            Self::Object(object) => Some(object),
+            Self::Octets(_) => None,
+        }
     }
 }
 
@@ -68,7 +82,11 @@ impl Drop for Held {
 
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.pinned.fmt(f)
+        match self {
+            Self::Held(held) => held.pinned.fmt(f),
+            Self::Object(object) => write!(f, "{} octets of a value", object.len()),
+            Self::Octets(octets) => write!(f, "{} octets", octets.len()),
+        }
     }
 }
 
@@ -86,6 +104,22 @@ pub struct SlotsRetired(pub Vec<(TxSlot, Option<LocalBuf>)>);
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct Cancel(pub Vec<Ticket>);
+
+/// A slot holds the octets of a place, from its start on.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Filled {
+    pub ticket: Ticket,
+    pub slot: TxSlot,
+    pub buf: LocalBuf,
+}
+
+/// A place can never be filled.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Failed {
+    pub ticket: Ticket,
+}
 
 /// Who gets what is filled: known only once this actor is.
 #[derive(Message)]
@@ -131,7 +165,7 @@ struct Part {
     from: usize,
     len: usize,
     at: usize,
-    /// The segment has no octets of the value behind these.
+    /// The segment has no octets behind these.
     last: bool,
 }
 
@@ -214,23 +248,19 @@ impl BulkWindow {
         let buf = self.bufs[slot as usize].take().expect("a free slot has its octets");
         let mut memory = SlotMemory::new(buf);
         let (start, end) = (piece.offset, piece.offset + u64::from(piece.len));
-        let (mut parts, mut direct, mut failed, mut before) = (Vec::new(), Vec::new(), false, 0);
-        for stored in piece.value.pinned().pieces() {
-            let (first, behind) = (before, before + u64::from(stored.len));
-            before = behind;
-            if behind <= start {
-                continue;
-            }
-            if first >= end {
-                break;
-            }
-            // All within a segment and a slot, so within usize.
-            let (from, to) = (start.max(first), end.min(behind));
-            let (skip, len, at) = ((from - first) as usize, (to - from) as usize, (from - start) as usize);
-            let in_segment = stored.start as usize + skip;
+        let (mut parts, mut direct, mut failed, mut at) = (Vec::new(), Vec::new(), false, 0);
+        if let Source::Octets(octets) = &piece.value {
+            // They are in memory, so within usize.
+            memory.octets_mut(0, piece.len as usize).copy_from_slice(&octets[start as usize..end as usize]);
+            self.count_copied(|copied| &copied.reply_to_slot, piece.len as usize);
+        }
+        for stored in piece.value.object().into_iter().flat_map(|object| object.range(start, end - start)) {
+            let (in_segment, len) = (stored.start as usize, stored.len as usize);
+            let (place, is_last) = (at, in_segment + len == stored.segment.len() as usize);
+            at += len;
             match stored.segment.content() {
                 Content::Ram(ram) => {
-                    memory.octets_mut(at, len).copy_from_slice(&stored.octets(&ram)[skip..skip + len]);
+                    memory.octets_mut(place, len).copy_from_slice(stored.octets(&ram));
                     self.count_copied(|copied| &copied.arena_to_slot, len);
                 }
                 Content::Lost => failed = true,
@@ -238,21 +268,22 @@ impl BulkWindow {
                     let kept = self.kept.as_ref().filter(|(segment, _)| Arc::ptr_eq(segment, &stored.segment));
                     if let Some((_, staged)) = kept {
                         let octets = &staged.as_slice()[in_segment..in_segment + len];
-                        memory.octets_mut(at, len).copy_from_slice(octets);
+                        memory.octets_mut(place, len).copy_from_slice(octets);
                         self.count_copied(|copied| &copied.staging_to_slot, len);
-                        if to == behind {
+                        if is_last {
                             self.kept = None;
                         }
                         continue;
                     }
-                    let (segment, last) = (stored.segment.clone(), to == behind);
-                    let is_whole = in_segment == 0 && len == segment.len() as usize;
+                    let segment = stored.segment;
+                    let is_whole = in_segment == 0 && is_last;
                     // The disk writes whole blocks of 4 KiB: no other octets may lie in the last of them.
-                    let is_aligned = at.is_multiple_of(ALIGN_BYTES) && (to == end || len.is_multiple_of(ALIGN_BYTES));
+                    let is_end = at == piece.len as usize;
+                    let is_aligned = place.is_multiple_of(ALIGN_BYTES) && (is_end || len.is_multiple_of(ALIGN_BYTES));
                     if is_whole && is_aligned && !self.is_wanted(&segment) {
-                        direct.push((at, segment, extent, crcs));
+                        direct.push((place, segment, extent, crcs));
                     } else {
-                        parts.push(Part { segment, from: in_segment, len, at, last });
+                        parts.push(Part { segment, from: in_segment, len, at: place, last: is_last });
                     }
                 }
             }
@@ -402,7 +433,9 @@ impl BulkWindow {
         if failed {
             self.bufs[index as usize] = Some(buf);
             if let FailedFill::GaveUp(piece) = self.slots.handle_failed(ticket) {
-                self.lane.session.store.drop_lost(piece.value.pinned().object());
+                if let Some(object) = piece.value.object() {
+                    self.lane.session.store.drop_lost(object);
+                }
                 if let Some(credit) = &self.credit {
                     messages.add(1);
                     credit.failed.do_send(Failed { ticket });

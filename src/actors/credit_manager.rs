@@ -10,7 +10,7 @@
 //! Its mailbox is used by `do_send` alone: one `Turn` for each turn of its connection, one `Filled` or `Failed` for each
 //! place, of which there are at most [`PLACES_MAX`].
 
-use crate::actors::bulk_window::{BulkWindow, Cancel, SlotsRetired};
+use crate::actors::bulk_window::{BulkWindow, Cancel, Failed, Filled, SlotsRetired};
 use crate::fabric::{self, Completion, Flags, LocalBuf, PostError, QueuePair, Status, Work};
 use crate::metrics::Metrics;
 use crate::wire::native::descriptor::{Descriptor, Negotiated, RemoteAddress};
@@ -18,7 +18,7 @@ use crate::wire::native::egress::{Completed, Egress, Failure, InlineText, PartOf
 use crate::wire::native::endpoint::EndCause;
 use crate::wire::native::poison::Poison;
 use crate::wire::native::ring::SlotWrite;
-use crate::wire::native::window::{Releases, Ticket, TxSlot};
+use crate::wire::native::window::{Releases, Ticket};
 use crate::wire::seq::BulkSequence;
 use actix::prelude::*;
 use std::collections::{HashMap, VecDeque};
@@ -53,22 +53,6 @@ pub enum Advance {
     Done(Completion),
     /// The peer gave windows back.
     Released(BulkSequence),
-}
-
-/// A slot holds the octets of a place.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-pub struct Filled {
-    pub ticket: Ticket,
-    pub slot: TxSlot,
-    pub buf: LocalBuf,
-}
-
-/// A place can never be filled.
-#[derive(Debug, Message)]
-#[rtype(result = "()")]
-pub struct Failed {
-    pub ticket: Ticket,
 }
 
 /// Say [`Told::Finished`] once all places have reached the peer.

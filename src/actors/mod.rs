@@ -31,24 +31,28 @@ mod native_role_tests;
 mod native_tests;
 #[cfg(test)]
 mod rig;
+pub mod rpc_connection;
+pub mod rpc_credit_manager;
 mod slot_memory;
 pub mod store;
 
 use crate::actors::connection::Lane;
 use crate::actors::disk_tail::{DiskTail, TailMetrics};
-use crate::actors::fabric_listener::{Close, FabricDoor, FabricListener};
+use crate::actors::fabric_listener::{Close, FabricDoor, FabricListener, Protocol};
 use crate::actors::gate::Gate;
 use crate::actors::listener::{Door, Listener, Refuse, Registry};
 use crate::actors::local::Local;
 use crate::actors::native_connection::NativeProtocol;
+use crate::actors::rpc_connection::{RpcDoor, RpcProtocol};
 use crate::actors::store::StoreActor;
-use crate::config::{Config, NativeAddress, Pin};
+use crate::config::{Config, FabricAddress, Network, Pin, Speech};
 use crate::error::Exit;
 use crate::fabric::staging::{STAGING_BUF_BYTES, Staging};
 use crate::fabric::{Address, iwarp};
 use crate::machine::numa::{self, PlaceError, Placement};
 use crate::machine::{SYSFS, interfaces};
 use crate::metrics::Metrics;
+use crate::programs::bulkhead::service::DUPLICATES;
 use crate::programs::memcache::engine::Facts;
 use crate::programs::memcache::output::TEXT_BYTES_MAX;
 use crate::programs::memcache::session::{self, INPUT_BYTES, LONG_LINE_BYTES_MAX};
@@ -110,6 +114,8 @@ pub struct MemorySum {
     pub connections_bytes: u64,
     /// Windows and rings of native connections.
     pub native_bytes: u64,
+    /// Messages, windows, long calls and long replies of RPC connections, and what is remembered of their calls.
+    pub rpc_bytes: u64,
     /// Code, threads, allocator and kernel buffers mapped for rings.
     pub process_bytes: u64,
 }
@@ -119,6 +125,10 @@ const CONNECTION_BYTES: u64 = (INPUT_BYTES + TEXT_BYTES_MAX) as u64 + (16 << 10)
 /// Actors and sinks, input, text of replies, and what its queue pair takes: one busy native connection without its windows
 /// and ring.
 const NATIVE_BYTES: u64 = (64 << 10) + (PIPELINE_BYTES_MAX + iwarp::QUEUE_PAIR_BYTES_MAX) as u64;
+/// Actors, tables of calls and places, and what its queue pair takes: one busy RPC connection without its buffers.
+const RPC_BYTES: u64 = (128 << 10) + iwarp::QUEUE_PAIR_BYTES_MAX as u64;
+/// What is remembered of calls that were answered.
+const RPC_SHARED_BYTES: u64 = DUPLICATES.bytes_max as u64 + DUPLICATES.entries_max as u64 * 256;
 const PROCESS_BYTES: u64 = 32 << 20;
 
 impl MemorySum {
@@ -131,8 +141,20 @@ impl MemorySum {
             index_bytes: config.store.index_bytes_max,
             connections_bytes: config.limits.connections_max as u64 * CONNECTION_BYTES + LONG_LINE_BYTES_MAX,
             native_bytes: config.listen.native.len() as u64 * config.native.connections_max as u64 * native_bytes,
+            rpc_bytes: Self::rpc_bytes(config),
             process_bytes: PROCESS_BYTES,
         }
+    }
+
+    fn rpc_bytes(config: &Config) -> u64 {
+        if config.listen.rpc.is_empty() {
+            return 0;
+        }
+        let rpc = &config.rpc;
+        // A message is received into one buffer, held as another while its call is served, and answered from a third.
+        let messages = 3 * u64::from(rpc.credits_max) * u64::from(rpc.inline_bytes).next_multiple_of(4096);
+        let connection = messages + rpc.windows.mapping_bytes() + 2 * rpc.long_bytes_max + RPC_BYTES;
+        config.listen.rpc.len() as u64 * rpc.connections_max as u64 * connection + RPC_SHARED_BYTES
     }
 
     pub fn total_bytes(&self) -> u64 {
@@ -141,6 +163,7 @@ impl MemorySum {
             + self.index_bytes
             + self.connections_bytes
             + self.native_bytes
+            + self.rpc_bytes
             + self.process_bytes
     }
 }
@@ -150,13 +173,14 @@ impl fmt::Display for MemorySum {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         write!(
             f,
-            "memory {} MiB = arena {} + staging {} + index {} + connections {} + native {} + process {}",
+            "memory {} MiB = arena {} + staging {} + index {} + connections {} + native {} + rpc {} + process {}",
             mib(self.total_bytes()),
             mib(self.arena_bytes),
             mib(self.staging_bytes),
             mib(self.index_bytes),
             mib(self.connections_bytes),
             mib(self.native_bytes),
+            mib(self.rpc_bytes),
             mib(self.process_bytes)
         )
     }
@@ -167,6 +191,7 @@ pub struct Handle {
     doors: Vec<String>,
     addresses: Vec<SocketAddr>,
     native_addresses: Vec<Address>,
+    rpc_addresses: Vec<Address>,
     fabric_listeners: Vec<(Recipient<Refuse>, Recipient<Close>)>,
     memory_sum: MemorySum,
     local: Local,
@@ -195,18 +220,16 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     for path in &config.listen.unix {
         doors.push(bind_unix(path)?);
     }
-    let (mut native_doors, mut native_urls) = (Vec::new(), Vec::new());
-    for (address, near) in config.listen.native.iter().zip(placement.doors) {
-        let fabric = fabric_listener::fabric_of(address);
-        let mut door = FabricDoor::<NativeProtocol>::bind(&*fabric, &address.address, &config.native, config.lanes)?;
-        door.keep_to(near);
-        // With the port it really has.
-        let url = NativeAddress::new(address.fabric, door.address()).to_string();
-        if Gate::is_open(&door.address(), &config.native.allow) {
-            tracing::warn!(url, "everybody who reaches this door may read and write: native.allow would say who may");
-        }
-        native_urls.push(url);
-        native_doors.push(door);
+    // In the order of `places_to_come_to`.
+    let mut near = placement.doors.into_iter();
+    let mut native_doors = Vec::new();
+    for (address, near) in config.listen.native.iter().zip(&mut near) {
+        native_doors.push(bind_fabric::<NativeProtocol>(address, &config.native, config.lanes, near)?);
+    }
+    let mut rpc_doors = Vec::new();
+    let rpc_door = RpcDoor::new(config.rpc.clone());
+    for (address, near) in config.listen.rpc.iter().zip(&mut near) {
+        rpc_doors.push(bind_fabric::<RpcProtocol>(address, &rpc_door, config.lanes, near)?);
     }
     let admin_socket = config.listen.admin.map(admin::bind).transpose()?;
 
@@ -262,8 +285,10 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     }
     let Some((first, lane_staging, tail)) = made.first() else { return Err(StartError::Lane) };
     let actor = StoreActor::new(store.clone(), tail.clone(), drives.clone(), config.store.disk_depth, &config.timers);
-    // One wait for each connection, the writes in flight and one growth: only `do_send` reaches it, so this bound is theirs.
-    let waits_max = config.limits.connections_max + config.store.disk_depth * drives.len() + 1;
+    // One wait for each connection and for each call of RPC, the writes in flight and one growth: only `do_send` reaches it,
+    // so this bound is theirs.
+    let rpc_calls_max = config.listen.rpc.len() * config.rpc.connections_max * config.rpc.credits_max as usize;
+    let waits_max = config.limits.connections_max + rpc_calls_max + config.store.disk_depth * drives.len() + 1;
     let store_actor = StoreActor::start_in_arbiter(first, move |ctx| {
         ctx.set_mailbox_capacity(waits_max);
         actor
@@ -283,7 +308,6 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     let places = Arc::new(Semaphore::new(config.limits.connections_max));
     let registry = Registry::default();
     let (mut urls, mut addresses, mut listeners) = (Vec::new(), Vec::new(), Vec::new());
-    let mut native_addresses = Vec::new();
     for (url, door) in doors {
         if let Door::Tcp(listener) = &door {
             addresses.extend(listener.local_addr());
@@ -294,13 +318,17 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     }
     let mut fabric_listeners = Vec::new();
     let mut fabrics = Vec::new();
-    for (door, url) in native_doors.into_iter().zip(native_urls) {
+    let native_addresses = native_doors.iter().map(|(_, door)| door.address()).collect();
+    let rpc_addresses = rpc_doors.iter().map(|(_, door)| door.address()).collect();
+    for (url, door) in native_doors {
         fabrics.extend(door.lanes().iter().map(Arc::downgrade));
         urls.push(url);
-        native_addresses.push(door.address());
-        let (places, registry, metrics) = (places.clone(), registry.clone(), metrics.clone());
-        let listener = FabricListener::open(door, &lanes, places, registry, metrics);
-        fabric_listeners.push((listener.clone().recipient(), listener.recipient()));
+        fabric_listeners.push(open_fabric(door, &lanes, &places, &registry, &metrics));
+    }
+    for (url, door) in rpc_doors {
+        fabrics.extend(door.lanes().iter().map(Arc::downgrade));
+        urls.push(url);
+        fabric_listeners.push(open_fabric(door, &lanes, &places, &registry, &metrics));
     }
     let admin = match admin_socket {
         None => None,
@@ -321,6 +349,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         doors: urls,
         addresses,
         native_addresses,
+        rpc_addresses,
         fabric_listeners,
         memory_sum: MemorySum::of(&config),
         local,
@@ -336,24 +365,58 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     })
 }
 
-/// The addresses that peers come to, native doors first.
+/// Binds a door on a fabric, whose connections go to the lanes `near`. With its URL, in which the port is what it is.
+fn bind_fabric<P: Protocol>(
+    address: &FabricAddress<P::Speech>,
+    config: &P::Config,
+    lane_count: usize,
+    near: Vec<usize>,
+) -> Result<(String, FabricDoor<P>), StartError> {
+    let fabric = fabric_listener::fabric_of(address);
+    let mut door = FabricDoor::<P>::bind(&*fabric, &address.address, config, lane_count)?;
+    door.keep_to(near);
+    let url = FabricAddress::<P::Speech>::new(address.fabric, door.address()).to_string();
+    let (_, allow): (_, &[Network]) = P::limits(config);
+    if Gate::is_open(&door.address(), allow) {
+        let scheme = P::Speech::SCHEME;
+        tracing::warn!(url, "everybody who reaches this door may read and write: {scheme}.allow would say who may");
+    }
+    Ok((url, door))
+}
+
+fn open_fabric<P: Protocol>(
+    door: FabricDoor<P>,
+    lanes: &[(ArbiterHandle, Lane)],
+    places: &Arc<Semaphore>,
+    registry: &Registry,
+    metrics: &Arc<Metrics>,
+) -> (Recipient<Refuse>, Recipient<Close>) {
+    let listener = FabricListener::open(door, lanes, places.clone(), registry.clone(), metrics.clone());
+    (listener.clone().recipient(), listener.recipient())
+}
+
+/// A door on a fabric, as the placement of lanes sees it.
+fn fabric_place<S: Speech>(door: &FabricAddress<S>) -> numa::Door {
+    let address = match door.address {
+        Address::Socket(address) => Some(address),
+        Address::Name(_) => None,
+    };
+    numa::Door { url: door.to_string(), address, is_on_device: door.is_on_device() }
+}
+
+/// The addresses that peers come to: native doors, then RPC doors, then the others.
 pub fn places_to_come_to(config: &Config) -> Vec<numa::Door> {
-    let native = config.listen.native.iter().map(|native| {
-        let address = match native.address {
-            Address::Socket(address) => Some(address),
-            Address::Name(_) => None,
-        };
-        numa::Door { url: native.to_string(), address, is_on_device: native.is_on_device() }
-    });
+    let native = config.listen.native.iter().map(fabric_place);
+    let rpc = config.listen.rpc.iter().map(fabric_place);
     let memcache = config.listen.memcache.iter().map(|address| numa::Door {
         url: format!("memcache://{address}"),
         address: Some(*address),
         is_on_device: false,
     });
-    native.chain(memcache).collect()
+    native.chain(rpc).chain(memcache).collect()
 }
 
-/// Where lanes run and which of them each native door uses.
+/// Where lanes run and which of them each door on a fabric uses.
 ///
 /// # Errors
 /// [`StartError::Place`], [`StartError::Machine`].
@@ -378,7 +441,9 @@ fn make_store(config: &Config, drives: &[Arc<PoolFiles>]) -> Result<Store, Start
         pool_bytes: drives.iter().map(|drive| drive.capacity_bytes()).collect(),
     };
     let bytes = sizes.memory_bytes;
-    let store = Store::new(sizes).map_err(|source| StartError::Arena { bytes, source })?;
+    // Only who lists pays for the names in order.
+    let made = if config.listen.rpc.is_empty() { Store::new(sizes) } else { Store::with_namespace(sizes) };
+    let store = made.map_err(|source| StartError::Arena { bytes, source })?;
     for (index, drive) in drives.iter().enumerate() {
         // One file each before the first value comes; the others follow as they are needed.
         match drive.grow()? {
@@ -426,6 +491,11 @@ impl Handle {
     /// Addresses of the native doors, in the order of the configuration.
     pub fn native_addresses(&self) -> &[Address] {
         &self.native_addresses
+    }
+
+    /// Addresses of the RPC doors, in the order of the configuration.
+    pub fn rpc_addresses(&self) -> &[Address] {
+        &self.rpc_addresses
     }
 
     pub fn memory_sum(&self) -> MemorySum {
@@ -704,7 +774,12 @@ mod tests {
         let sum = MemorySum::of(&config);
         assert_eq!(sum.staging_bytes, 3 * config.store.staging_bytes);
         let parts = sum.arena_bytes + sum.staging_bytes + sum.index_bytes + sum.connections_bytes + sum.process_bytes;
-        assert_eq!(sum.total_bytes(), parts);
+        assert_eq!((sum.total_bytes(), sum.rpc_bytes), (parts, 0));
+        let mut with_rpc = config.clone();
+        with_rpc.listen.rpc = vec!["rpc+loopback:sum".parse().unwrap()];
+        let connection = MemorySum::of(&with_rpc).rpc_bytes / with_rpc.rpc.connections_max as u64;
+        let (windows, long) = (with_rpc.rpc.windows.mapping_bytes(), 2 * with_rpc.rpc.long_bytes_max);
+        assert!(connection > windows + long && connection < windows + long + (2 << 20), "{connection}");
         assert!(sum.to_string().starts_with(&format!("memory {} MiB = arena 16 +", parts.div_ceil(1 << 20))), "{sum}");
     }
 }

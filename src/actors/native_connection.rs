@@ -173,18 +173,6 @@ struct Life {
     _admission: Admission,
 }
 
-/// One word for counting.
-fn word_of(cause: &Cause) -> &'static str {
-    match cause {
-        Cause::Local => "local",
-        Cause::Peer => "peer",
-        Cause::Lost(_) => "lost",
-        Cause::TimedOut => "timed_out",
-        Cause::PeerFault(_) => "peer_fault",
-        Cause::RefusedByPeer(_) => "refused_by_peer",
-    }
-}
-
 impl NativeConnection {
     /// Accepts the peer of `request`, whose descriptor is `peer`, on the lane of this thread.
     ///
@@ -562,7 +550,7 @@ impl Handler<Events> for NativeConnection {
                 TransportEvent::Stopped => self.session.handle_stopped(self.now(), self.inbound.read_bytes()),
                 TransportEvent::Poisoned(poison) => self.end_in_order(ctx, Over::End(poison.into())),
                 TransportEvent::Disconnected(cause) => {
-                    let over = Over::Fabric(word_of(&cause));
+                    let over = Over::Fabric(cause.word());
                     self.gone = Some(cause);
                     self.end_in_order(ctx, over);
                     ctx.stop();

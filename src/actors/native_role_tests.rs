@@ -1,8 +1,8 @@
 //! Each actor of the native door alone, over a loopback that fails by seed: who alone polls, posts and fills.
 
-use crate::actors::bulk_window::{self, BulkWindow, Fill, Serve, SlotsRetired, Source};
+use crate::actors::bulk_window::{self, BulkWindow, Failed, Fill, Filled, Serve, SlotsRetired, Source};
 use crate::actors::cq_poller::{Attachments, CqPoller, Events, Stop, TransportEvent};
-use crate::actors::credit_manager::{Advance, CreditManager, Failed, Filled, Finish, Parts, Told, Turn};
+use crate::actors::credit_manager::{Advance, CreditManager, Finish, Parts, Told, Turn};
 use crate::actors::native_memory::{ControlRegion, NativeRing, RxHalf};
 use crate::actors::native_tests::spoil;
 use crate::actors::rig::{Inbox, Rig, octets, soon, until};

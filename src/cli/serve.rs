@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use bulkhead::config::{
-    ByteSize, Flags, LogConfig, LogFormat, NativeAddress, Network, Pin, PoolConfig, Settings, Switch,
+    ByteSize, Flags, LogConfig, LogFormat, NativeAddress, Network, Pin, PoolConfig, RpcAddress, Settings, Switch,
     machine_memory_bytes,
 };
 use bulkhead::error::Exit;
@@ -58,6 +58,12 @@ pub struct ConfigArgs {
     /// Network or address whose peers native doors admit (repeatable) [default: all who reach the door]
     #[arg(long, value_name = "CIDR")]
     native_allow: Vec<Network>,
+    /// RPC-over-RDMA over a fabric, such as rpc+iwarp://127.0.0.1:20049 (repeatable) [default: none]
+    #[arg(long, value_name = "URL")]
+    rpc: Vec<Switch<RpcAddress>>,
+    /// Network or address whose peers RPC doors admit (repeatable) [default: all who reach the door]
+    #[arg(long, value_name = "CIDR")]
+    rpc_allow: Vec<Network>,
     /// Metrics and health over HTTP, or `off` [default: 127.0.0.1:11290]
     #[arg(long, value_name = "IP:PORT")]
     admin: Option<Switch<SocketAddr>>,
@@ -97,6 +103,8 @@ impl ConfigArgs {
             memcache: doors("--memcache", self.memcache)?,
             native: doors("--native", self.native)?,
             native_allow: self.native_allow,
+            rpc: doors("--rpc", self.rpc)?,
+            rpc_allow: self.rpc_allow,
             unix: (!self.unix.is_empty()).then_some(self.unix),
             admin: self.admin,
             pools: self.pool,

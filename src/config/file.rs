@@ -15,8 +15,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use super::units::{list, text};
 use super::{
     Auto, ByteSize, Config, ConfigError, FabricKind, GIB, KIB, LimitsConfig, ListenConfig, LogConfig, LogFormat,
-    MEMORY_BYTES_MIN, MEMORY_STEP_BYTES, MIB, NativeAddress, NativeConfig, Network, Pin, PoolConfig, Settings,
-    StoreConfig, Switch, TimeSpan, TimersConfig,
+    MEMORY_BYTES_MIN, MEMORY_STEP_BYTES, MIB, NativeAddress, NativeConfig, Network, Pin, PoolConfig, RpcAddress,
+    RpcConfig, Settings, StoreConfig, Switch, TimeSpan, TimersConfig,
 };
 use crate::fabric::Address;
 use crate::wire::native::descriptor::{GeometryError, RingGeometry, WindowGeometry};
@@ -35,6 +35,7 @@ pub(super) struct File {
     limits: LimitsSection,
     timers: TimersSection,
     native: NativeSection,
+    rpc: RpcSection,
     log: LogSection,
 }
 
@@ -73,6 +74,57 @@ impl NativeSection {
 
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields, default)]
+struct RpcSection {
+    #[serde(with = "text")]
+    inline: ByteSize,
+    credits: u32,
+    #[serde(with = "text")]
+    window: ByteSize,
+    windows: u32,
+    reads: usize,
+    #[serde(with = "text")]
+    long: ByteSize,
+    segments: usize,
+    connections_max: usize,
+    #[serde(deserialize_with = "list::deserialize")]
+    allow: Vec<Network>,
+}
+
+impl Default for RpcSection {
+    fn default() -> Self {
+        Self {
+            inline: ByteSize(4 * KIB),
+            credits: 64,
+            window: ByteSize(256 * KIB),
+            windows: 4,
+            reads: 16,
+            long: ByteSize(2 * MIB),
+            segments: 2048,
+            connections_max: 64,
+            allow: Vec::new(),
+        }
+    }
+}
+
+impl RpcSection {
+    fn resolve(self) -> Result<RpcConfig, ConfigError> {
+        let Self { inline, credits, window, windows, reads, long, segments, connections_max, allow } = self;
+        let windows = WindowGeometry::new(window.0, windows);
+        Ok(RpcConfig {
+            inline_bytes: u32::try_from(inline.0).unwrap_or(u32::MAX),
+            credits_max: credits,
+            windows: windows.map_err(|error| ConfigError::Relation(format!("rpc.window: {error}")))?,
+            reads_max: reads,
+            long_bytes_max: long.0,
+            segments_max: segments,
+            connections_max,
+            allow,
+        })
+    }
+}
+
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields, default)]
 struct ListenSection {
     #[serde(deserialize_with = "list::deserialize")]
     memcache: Vec<SocketAddr>,
@@ -80,6 +132,8 @@ struct ListenSection {
     unix: Vec<PathBuf>,
     #[serde(deserialize_with = "list::deserialize")]
     native: Vec<NativeAddress>,
+    #[serde(deserialize_with = "list::deserialize")]
+    rpc: Vec<RpcAddress>,
     #[serde(with = "text")]
     admin: Switch<SocketAddr>,
 }
@@ -199,6 +253,7 @@ impl Default for ListenSection {
                 FabricKind::Iwarp { crc: true },
                 Address::Socket(([127, 0, 0, 1], 11212).into()),
             )],
+            rpc: Vec::new(),
             admin: Switch::On(SocketAddr::from(([127, 0, 0, 1], 11290))),
         }
     }
@@ -316,7 +371,7 @@ fn user_id() -> u32 {
 impl File {
     /// Every `auto` worked out.
     pub fn resolve(self, machine: &Machine) -> Result<Settings, ConfigError> {
-        let Self { lanes, pin, listen, store, limits, timers, native, log } = self;
+        let Self { lanes, pin, listen, store, limits, timers, native, rpc, log } = self;
         let memory_bytes = match store.memory {
             Auto::Set(size) => size.0,
             Auto::Auto => {
@@ -341,6 +396,7 @@ impl File {
                 memcache: listen.memcache,
                 unix: listen.unix,
                 native: listen.native,
+                rpc: listen.rpc,
                 admin: listen.admin.into_option(),
             },
             store: StoreConfig {
@@ -366,6 +422,7 @@ impl File {
                 idle_timeout: timers.idle_timeout.into_option().map(|span| span.0),
             },
             native: native.resolve()?,
+            rpc: rpc.resolve()?,
             lanes,
             pin,
         };
@@ -375,7 +432,7 @@ impl File {
 
 impl From<&Settings> for File {
     fn from(settings: &Settings) -> Self {
-        let Settings { daemon: Config { listen, store, limits, timers, native, lanes, pin }, log } = settings;
+        let Settings { daemon: Config { listen, store, limits, timers, native, rpc, lanes, pin }, log } = settings;
         Self {
             lanes: Auto::Set(*lanes),
             pin: pin.clone(),
@@ -383,6 +440,7 @@ impl From<&Settings> for File {
                 memcache: listen.memcache.clone(),
                 unix: listen.unix.clone(),
                 native: listen.native.clone(),
+                rpc: listen.rpc.clone(),
                 admin: listen.admin.into(),
             },
             store: StoreSection {
@@ -413,6 +471,17 @@ impl From<&Settings> for File {
                 ring: ByteSize(u64::from(native.ring.slot_count()) * SLOT_BYTES as u64),
                 connections_max: native.connections_max,
                 allow: native.allow.clone(),
+            },
+            rpc: RpcSection {
+                inline: ByteSize(rpc.inline_bytes.into()),
+                credits: rpc.credits_max,
+                window: ByteSize(rpc.windows.window_bytes().into()),
+                windows: rpc.windows.window_count(),
+                reads: rpc.reads_max,
+                long: ByteSize(rpc.long_bytes_max),
+                segments: rpc.segments_max,
+                connections_max: rpc.connections_max,
+                allow: rpc.allow.clone(),
             },
             log: LogSection { level: log.level.clone(), format: log.format },
         }

@@ -355,6 +355,20 @@ pub enum Cause {
     RefusedByPeer(String),
 }
 
+impl Cause {
+    /// One word for counting.
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Peer => "peer",
+            Self::Lost(_) => "lost",
+            Self::TimedOut => "timed_out",
+            Self::PeerFault(_) => "peer_fault",
+            Self::RefusedByPeer(_) => "refused_by_peer",
+        }
+    }
+}
+
 /// Why a fabric cannot do what it was asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -173,6 +173,11 @@ impl Daemon {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
 
+    /// The line that says what memory is for.
+    pub fn memory_sum(&self) -> &str {
+        &self.memory_sum
+    }
+
     /// Octets of the sum printed at start.
     pub fn memory_sum_bytes(&self) -> u64 {
         let mib = self.memory_sum.split(' ').nth(1).expect("`memory N MiB = ...`");

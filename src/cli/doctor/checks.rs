@@ -5,12 +5,14 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use bulkhead::actors::fabric_listener::{FabricDoor, fabric_of};
+use bulkhead::actors::fabric_listener::{FabricDoor, Protocol, fabric_of};
 use bulkhead::actors::gate::Gate;
 use bulkhead::actors::native_connection::NativeProtocol;
-use bulkhead::actors::{MemorySum, placement};
-use bulkhead::config::{ByteSize, NativeAddress, Pin, PoolConfig, machine_memory_bytes};
-use bulkhead::fabric::Address;
+use bulkhead::actors::rpc_connection::{RpcDoor, RpcProtocol};
+use bulkhead::actors::{MemorySum, placement, places_to_come_to};
+use bulkhead::config::{
+    ByteSize, Config, FabricAddress, NativeAddress, Network, Pin, PoolConfig, Speech, machine_memory_bytes,
+};
 use bulkhead::machine::interfaces::{owner_of, source_towards};
 use bulkhead::machine::rdma::{Device, Gid, Port};
 use bulkhead::machine::{SYSFS, numa, rdma};
@@ -37,25 +39,22 @@ impl Patient {
         findings
     }
 
-    fn doors_on_devices(&self) -> impl Iterator<Item = (&NativeAddress, SocketAddr)> {
-        self.config.listen.native.iter().filter(|native| native.is_on_device()).filter_map(|native| {
-            match native.address {
-                Address::Socket(address) => Some((native, address)),
-                Address::Name(_) => None,
-            }
-        })
+    /// URLs and addresses of the doors that RDMA devices open.
+    fn doors_on_devices(&self) -> impl Iterator<Item = (String, SocketAddr)> + use<> {
+        let doors = places_to_come_to(&self.config).into_iter().filter(|door| door.is_on_device);
+        doors.filter_map(|door| Some((door.url, door.address?)))
     }
 
     fn rdma(&self) -> Vec<Finding> {
         const CHECK: &str = "rdma";
         if self.devices.is_empty() {
-            let text = "no RDMA device: native+iwarp works over TCP";
+            let text = "no RDMA device: doors on iwarp work over TCP";
             return match self.doors_on_devices().next() {
                 None => vec![Finding::ok(CHECK, text)],
                 Some((door, _)) => {
                     let text = format!("{text}, and {door} does not");
                     let mend =
-                        "rdma link add rxe0 type rxe netdev INTERFACE, or native+iwarp:// instead of native+verbs://";
+                        "rdma link add rxe0 type rxe netdev INTERFACE, or a door on iwarp instead of one on verbs";
                     vec![Finding::trouble(CHECK, text, mend)]
                 }
             };
@@ -136,8 +135,11 @@ impl Patient {
             judge(format!("memcache://{address}"), tcp(address));
         }
         for native in &listen.native {
-            let door = FabricDoor::<NativeProtocol>::bind(&*fabric_of(native), &native.address, &self.config.native, 1);
-            judge(native.to_string(), door.map(drop).map_err(|err| err.to_string()));
+            judge(native.to_string(), try_to_bind::<NativeProtocol>(native, &self.config.native));
+        }
+        let rpc_door = RpcDoor::new(self.config.rpc.clone());
+        for rpc in &listen.rpc {
+            judge(rpc.to_string(), try_to_bind::<RpcProtocol>(rpc, &rpc_door));
         }
         if let Some(address) = &listen.admin {
             judge(format!("http://{address}"), tcp(address));
@@ -156,22 +158,22 @@ impl Patient {
             };
             judge(format!("memcache+unix:{}", path.display()), free);
         }
-        for (native, address) in self.doors_on_devices().filter(|_| !self.devices.is_empty()) {
-            findings.push(self.device_of_door(native, address.ip()));
+        for (url, address) in self.doors_on_devices().filter(|_| !self.devices.is_empty()) {
+            findings.push(self.device_of_door(&url, address.ip()));
         }
         findings
     }
 
-    fn device_of_door(&self, native: &NativeAddress, address: IpAddr) -> Finding {
+    fn device_of_door(&self, url: &str, address: IpAddr) -> Finding {
         const CHECK: &str = "door";
         if address.is_unspecified() {
-            return Finding::ok(CHECK, format!("{native} takes every RDMA device"));
+            return Finding::ok(CHECK, format!("{url} takes every RDMA device"));
         }
         let owner = owner_of(&self.interfaces, address).map(|owner| owner.name.as_str());
         match rdma::resolve(Path::new(SYSFS), &self.devices, address, owner) {
             None => {
                 let on = owner.unwrap_or("INTERFACE");
-                let text = format!("{native}: no RDMA device has this address");
+                let text = format!("{url}: no RDMA device has this address");
                 Finding::trouble(
                     CHECK,
                     text,
@@ -180,8 +182,7 @@ impl Patient {
             }
             Some(rdma::Place { device, port, gid }) => {
                 let gid = place_text(device, gid);
-                let text =
-                    format!("{native} is {} port {}, {gid}, {}", device.name, port.number, node_text(device.node));
+                let text = format!("{url} is {} port {}, {gid}, {}", device.name, port.number, node_text(device.node));
                 match port.is_active() {
                     true => Finding::ok(CHECK, text),
                     false => Finding::trouble(CHECK, format!("{text}, {}", port.state), port_mend(device, port)),
@@ -191,13 +192,8 @@ impl Patient {
     }
 
     fn allow(&self) -> Vec<Finding> {
-        let allow = &self.config.native.allow;
-        let open = self.config.listen.native.iter().filter(|native| Gate::is_open(&native.address, allow));
-        let note = |native: &NativeAddress| {
-            let text = format!("{native}: everybody who reaches this address may read and write");
-            Finding::note("allow", text, "--native-allow CIDR, or native.allow in the configuration")
-        };
-        open.map(note).collect()
+        let Config { listen, native, rpc, .. } = &self.config;
+        open_doors(&listen.native, &native.allow).chain(open_doors(&listen.rpc, &rpc.allow)).collect()
     }
 
     fn lanes(&self) -> Finding {
@@ -219,8 +215,8 @@ impl Patient {
         let (sum, here) = (MemorySum::of(&self.config), machine_memory_bytes());
         let text = format!("{sum}; this machine, or this control group, has {}", mib(here));
         if sum.total_bytes() > here {
-            let mend =
-                "a smaller --memory, or native.connections_max, native.windows or store.staging in the configuration";
+            let mend = "a smaller --memory, or native.connections_max, native.windows, rpc.connections_max, rpc.windows or store.staging in \
+                 the configuration";
             return Finding::trouble("memory", text, mend);
         }
         Finding::ok("memory", text)
@@ -229,9 +225,12 @@ impl Patient {
     fn locked_memory(&self) -> Finding {
         const CHECK: &str = "memlock";
         const MEND: &str = "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit of systemd";
-        let native = &self.config.native;
-        let connection = native.windows.mapping_bytes() + native.ring.mapping_bytes(4096);
-        let windows = self.doors_on_devices().count() as u64 * native.connections_max as u64 * connection;
+        let Config { listen, native, rpc, .. } = &self.config;
+        let native_bytes = native.windows.mapping_bytes() + native.ring.mapping_bytes(4096);
+        let messages = 2 * u64::from(rpc.credits_max) * u64::from(rpc.inline_bytes).next_multiple_of(4096);
+        let rpc_bytes = rpc.windows.mapping_bytes() + messages;
+        let windows = on_device(&listen.native) * native.connections_max as u64 * native_bytes
+            + on_device(&listen.rpc) * rpc.connections_max as u64 * rpc_bytes;
         let staging = self.config.store.staging_bytes * self.config.lanes as u64;
         // Up to here everything is `u64` and small; the limit is "unlimited" at its largest.
         let limit = match getrlimit(Resource::RLIMIT_MEMLOCK) {
@@ -243,7 +242,11 @@ impl Patient {
         }
         let text = format!("limit {}, windows of RDMA devices {}, staging {}", mib(limit), mib(windows), mib(staging));
         if windows > limit {
-            return Finding::trouble(CHECK, text, format!("{MEND}, or a smaller native.connections_max"));
+            return Finding::trouble(
+                CHECK,
+                text,
+                format!("{MEND}, or a smaller native.connections_max or rpc.connections_max"),
+            );
         }
         if windows + staging > limit {
             return Finding::note(CHECK, format!("{text}: disk reads may cost more CPU"), MEND);
@@ -258,8 +261,10 @@ impl Patient {
             Err(_) => 1,
         };
         let pools: u64 = self.config.store.pools.iter().map(files).sum();
-        let doors = self.config.listen.native.len() + self.config.listen.memcache.len() + self.config.listen.unix.len();
-        let lanes = self.config.lanes as u64 * (8 + 4 * self.config.listen.native.len() as u64);
+        let listen = &self.config.listen;
+        let on_fabrics = listen.native.len() + listen.rpc.len();
+        let doors = on_fabrics + listen.memcache.len() + listen.unix.len();
+        let lanes = self.config.lanes as u64 * (8 + 4 * on_fabrics as u64);
         let needed = self.config.limits.connections_max as u64 + pools + lanes + doors as u64 + 32;
         match getrlimit(Resource::RLIMIT_NOFILE) {
             Err(error) => Finding::note(CHECK, format!("the limit is not known: {error}"), "ulimit -Hn"),
@@ -411,6 +416,26 @@ fn pool(pool: &PoolConfig) -> Finding {
             Finding::trouble(CHECK, error.to_string(), mend)
         }
     }
+}
+
+fn try_to_bind<P: Protocol>(door: &FabricAddress<P::Speech>, config: &P::Config) -> Result<(), String> {
+    let bound = FabricDoor::<P>::bind(&*fabric_of(door), &door.address, config, 1);
+    bound.map(drop).map_err(|error| error.to_string())
+}
+
+/// A note for each door that admits everybody.
+fn open_doors<S: Speech>(doors: &[FabricAddress<S>], allow: &[Network]) -> impl Iterator<Item = Finding> {
+    let note = |door: &FabricAddress<S>| {
+        let text = format!("{door}: everybody who reaches this address may read and write");
+        let scheme = S::SCHEME;
+        Finding::note("allow", text, format!("--{scheme}-allow CIDR, or {scheme}.allow in the configuration"))
+    };
+    doors.iter().filter(|door| Gate::is_open(&door.address, allow)).map(note)
+}
+
+/// Doors that RDMA devices open.
+fn on_device<S: Speech>(doors: &[FabricAddress<S>]) -> u64 {
+    doors.iter().filter(|door| door.is_on_device()).count() as u64
 }
 
 /// The type of the file system that holds `dir`, or would: of the mounts above it, the longest.

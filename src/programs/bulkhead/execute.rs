@@ -10,8 +10,8 @@ use crate::store::{Deleted, Store};
 /// Most roundup octets behind a key.
 const ROUNDUP_BYTES_MAX: usize = 3;
 
-/// STAT. An octet that is on disk alone is expected after `disk_read_us` microseconds.
-pub fn stat(request: &StatRequest<'_>, store: &Store, disk_read_us: u32) -> Answer<Item> {
+/// STAT.
+pub fn stat(request: &StatRequest<'_>, store: &Store) -> Answer<Item> {
     let now = store.clock().now();
     let (mut leading, mut is_leading) = (0, true);
     let mut stats = Vec::with_capacity(request.keys.len());
@@ -19,7 +19,7 @@ pub fn stat(request: &StatRequest<'_>, store: &Store, disk_read_us: u32) -> Answ
         let found = store.peek(key.as_bytes(), now);
         is_leading &= found.is_some();
         leading += u32::from(is_leading);
-        stats.push(found.map_or(Stat::bare(Status::NotFound), |object| stat_of(&object, now, disk_read_us)));
+        stats.push(found.map_or(Stat::bare(Status::NotFound), |object| stat_of(&object, store, now)));
         if request.until_miss && !is_leading {
             break;
         }
@@ -27,28 +27,18 @@ pub fn stat(request: &StatRequest<'_>, store: &Store, disk_read_us: u32) -> Answ
     Answer::Stat { leading, stats }
 }
 
-fn stat_of(object: &Object, now: u64, disk_read_us: u32) -> Stat {
-    let (mut ram_bytes, mut lead_bytes, mut is_leading) = (0, 0, true);
-    for piece in object.pieces() {
-        let is_resident = piece.segment.is_resident();
-        is_leading &= is_resident;
-        if is_resident {
-            ram_bytes += u64::from(piece.len);
-        }
-        if is_leading {
-            lead_bytes += u64::from(piece.len);
-        }
-    }
-    let first_octet_us = if lead_bytes > 0 || object.is_empty() { 0 } else { disk_read_us };
+fn stat_of(object: &Object, store: &Store, now: u64) -> Stat {
+    let location = store.location(object);
     Stat {
         status: Status::Ok,
         flags: object.flags(),
         version: object.version(),
         len: object.len(),
-        ram_bytes,
-        disk_bytes: object.len() - ram_bytes,
-        lead_bytes,
-        first_octet_us,
+        ram_bytes: location.ram_bytes,
+        disk_bytes: location.disk_bytes,
+        lead_bytes: location.resident_prefix_bytes,
+        // What is lost is not to be had in any time.
+        first_octet_us: location.first_octet_us.map_or(u32::MAX, |us| u32::try_from(us).unwrap_or(u32::MAX)),
         ttl_s: ttl_of(object.expiry(), now),
     }
 }
@@ -121,7 +111,9 @@ mod tests {
     use crate::programs::bulkhead::rig::{put, store};
     use crate::store::Sizes;
     use crate::store::draft::Want;
+    use crate::store::location;
     use crate::store::segment::Class;
+    use std::time::Duration;
 
     fn key(octets: &[u8]) -> Key<'_> {
         Key::new(octets).unwrap()
@@ -129,7 +121,7 @@ mod tests {
 
     fn stats(store: &Store, until_miss: bool, keys: &[&[u8]]) -> (u32, Vec<Stat>) {
         let request = StatRequest { until_miss, keys: keys.iter().map(|octets| key(octets)).collect() };
-        match stat(&request, store, 900) {
+        match stat(&request, store) {
             Answer::Stat { leading, stats } => (leading, stats),
             other => panic!("{other:?}"),
         }
@@ -146,7 +138,9 @@ mod tests {
         let statuses: Vec<_> = all.iter().map(|stat| stat.status).collect();
         assert_eq!(leading, 2);
         assert_eq!(statuses, [Status::Ok, Status::Ok, Status::NotFound, Status::Ok]);
-        let there = Stat { flags: 7, version, len: 5, ram_bytes: 5, lead_bytes: 5, ..Stat::bare(Status::Ok) };
+        let first_octet_us = location::RAM_US as u32;
+        let there =
+            Stat { flags: 7, version, len: 5, ram_bytes: 5, lead_bytes: 5, first_octet_us, ..Stat::bare(Status::Ok) };
         assert_eq!(all[0], there);
         assert_eq!(all[2], Stat::bare(Status::NotFound));
         assert_eq!(stats(&store, true, &keys), (2, all[..3].to_vec()));
@@ -173,7 +167,7 @@ mod tests {
         put(&store, b"long", &vec![1; 400 << 10]);
         let before = stats(&store, false, &[b"long"]).1[0];
         assert_eq!((before.ram_bytes, before.disk_bytes, before.lead_bytes), (400 << 10, 0, 400 << 10));
-        assert_eq!(before.first_octet_us, 0);
+        assert_eq!(u64::from(before.first_octet_us), location::RAM_US);
         // Write it behind, and take all memory there is: then it is on disk alone.
         while let Some(job) = store.next_write(true) {
             store.handle_written(&job.segment, 0, Some([0; 4]));
@@ -184,7 +178,9 @@ mod tests {
         }
         let after = stats(&store, false, &[b"long"]).1[0];
         assert_eq!((after.ram_bytes, after.disk_bytes, after.lead_bytes), (0, 400 << 10, 0));
-        assert_eq!((after.first_octet_us, after.len), (900, 400 << 10));
+        store.drive_loads()[0].handle_read(Duration::from_micros(900));
+        let after = (u64::from(stats(&store, false, &[b"long"]).1[0].first_octet_us), after.len);
+        assert_eq!(after, (900 + location::RAM_US, 400 << 10));
     }
 
     #[test]

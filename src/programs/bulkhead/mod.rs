@@ -17,6 +17,7 @@ pub mod put;
 pub mod request;
 #[cfg(test)]
 mod rig;
+pub mod service;
 pub mod session;
 
 pub use crate::wire::onc_rpc::Item;

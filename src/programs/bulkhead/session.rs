@@ -1,13 +1,12 @@
 //! What one connection asks of the store, and what it holds there.
 
 use super::get::Get;
-use super::pins::{PinBudget, Pins};
 use super::put::{Drafts, PutId};
-use super::{Answer, Item, PutResult, Request, execute};
+use super::{Answer, Item, PINS_MAX, PutResult, Request, execute, pins};
 use crate::programs::rpc::Data;
 use crate::store::Store;
+use crate::store::hold::Holds;
 use crate::wire::onc_rpc::Xid;
-use std::sync::Arc;
 
 /// What became of a call.
 #[derive(Debug)]
@@ -26,33 +25,33 @@ pub enum Executed {
 #[derive(Debug)]
 pub struct Session {
     drafts: Drafts,
-    pins: Pins,
+    holds: Holds,
 }
 
 impl Session {
-    /// Drafts may be without a call for `draft_idle_ms`; pins are under the budget of all connections.
-    pub fn new(draft_idle_ms: u64, budget: Arc<PinBudget>) -> Self {
-        Self { drafts: Drafts::new(draft_idle_ms), pins: Pins::new(budget) }
+    /// Drafts may be without a call for `draft_idle_ms`.
+    pub fn new(draft_idle_ms: u64) -> Self {
+        Self { drafts: Drafts::new(draft_idle_ms), holds: Holds::new(PINS_MAX) }
     }
 
     pub fn drafts(&mut self) -> &mut Drafts {
         &mut self.drafts
     }
 
-    pub fn pins(&self) -> &Pins {
-        &self.pins
+    /// What is pinned.
+    pub fn holds(&self) -> &Holds {
+        &self.holds
     }
 
-    /// Executes what can be at once, and begins the rest. Calls are executed in the order in which they came. An octet
-    /// that is on disk alone is expected after `disk_read_us` microseconds.
-    pub fn execute(&mut self, xid: Xid, request: &Request<'_, Data>, store: &Store, disk_read_us: u32) -> Executed {
+    /// Executes what can be at once, and begins the rest. Calls are executed in the order in which they came.
+    pub fn execute(&mut self, xid: Xid, request: &Request<'_, Data>, store: &Store) -> Executed {
         let begun = |put: Result<PutId, super::Status>| match put {
             Ok(id) => Executed::Put(id),
             Err(status) => Executed::Answer(Answer::Put(PutResult::bare(status))),
         };
         Executed::Answer(match request {
             Request::Null => Answer::Null,
-            Request::Stat(stat) => execute::stat(stat, store, disk_read_us),
+            Request::Stat(stat) => execute::stat(stat, store),
             Request::Get(get) => return Executed::Get(Get::begin(get, store)),
             Request::Put(put) => return begun(self.drafts.begin(store, xid, put)),
             Request::PutMore(more) => return begun(self.drafts.more(store, xid, more)),
@@ -63,8 +62,8 @@ impl Session {
             Request::Delete(deletions) => execute::delete(deletions, store),
             Request::Touch(touches) => execute::touch(touches, store),
             Request::List(list) => execute::list(list, store),
-            Request::Pin(keys) => self.pins.pin(store, keys),
-            Request::Unpin(keys) => self.pins.unpin(keys),
+            Request::Pin(keys) => pins::pin(&mut self.holds, store, keys),
+            Request::Unpin(keys) => pins::unpin(&mut self.holds, keys),
         })
     }
 }

@@ -31,6 +31,14 @@ pub struct CallKey {
     pub checksum: u32,
 }
 
+/// By what a call is known again that failed before all of it was here: its xid, and what of it does not change from one try
+/// to the next. Peers behind one address pick their xids each for itself.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct CallMark {
+    pub xid: Xid,
+    pub checksum: u32,
+}
+
 /// Checksum of a call's payload stream, less `items`: what of it are eligible items, in order, as ranges without their
 /// roundup. The result is the same whether an item came inline or in a chunk.
 ///
@@ -79,9 +87,9 @@ pub struct DuplicateCache {
     /// Those that are done, oldest first.
     done: VecDeque<CallKey>,
     bytes: usize,
-    failures: HashSet<(IpAddr, Xid)>,
+    failures: HashSet<(IpAddr, CallMark)>,
     /// The same, oldest first.
-    failures_order: VecDeque<(IpAddr, Xid)>,
+    failures_order: VecDeque<(IpAddr, CallMark)>,
 }
 
 impl DuplicateCache {
@@ -136,9 +144,9 @@ impl DuplicateCache {
 
     /// An RDMA Read or Write of a call was refused by the peer's memory, and the connection is lost for it (not: was
     /// flushed, because the connection was lost). The call will come again, with the same fault (RFC 8166 §4.5.3).
-    pub fn handle_rdma_failed(&mut self, peer: IpAddr, xid: Xid) {
-        if self.failures.insert((peer, xid)) {
-            self.failures_order.push_back((peer, xid));
+    pub fn handle_rdma_failed(&mut self, peer: IpAddr, call: CallMark) {
+        if self.failures.insert((peer, call)) {
+            self.failures_order.push_back((peer, call));
         }
         while self.failures_order.len() > self.bounds.entries_max {
             let oldest = self.failures_order.pop_front().expect("it is longer than something");
@@ -147,12 +155,12 @@ impl DuplicateCache {
     }
 
     /// Whether a call failed so before: then it is answered with ERR_CHUNK, which ends it for its sender. Answered once:
-    /// the next call with this xid is another.
-    pub fn take_failure(&mut self, peer: IpAddr, xid: Xid) -> bool {
-        if !self.failures.remove(&(peer, xid)) {
+    /// the next such call is another.
+    pub fn take_failure(&mut self, peer: IpAddr, call: CallMark) -> bool {
+        if !self.failures.remove(&(peer, call)) {
             return false;
         }
-        self.failures_order.retain(|failure| *failure != (peer, xid));
+        self.failures_order.retain(|failure| *failure != (peer, call));
         true
     }
 
@@ -248,16 +256,18 @@ mod tests {
     #[test]
     fn a_failed_call_is_refused_once_when_it_comes_again() {
         let mut cache = DuplicateCache::new(BOUNDS);
-        assert!(!cache.take_failure(peer(1), Xid(1)));
-        cache.handle_rdma_failed(peer(1), Xid(1));
-        cache.handle_rdma_failed(peer(1), Xid(1));
-        assert!(!cache.take_failure(peer(2), Xid(1)));
-        assert!(cache.take_failure(peer(1), Xid(1)));
-        assert!(!cache.take_failure(peer(1), Xid(1)));
+        let call = |xid| CallMark { xid: Xid(xid), checksum: 7 };
+        assert!(!cache.take_failure(peer(1), call(1)));
+        cache.handle_rdma_failed(peer(1), call(1));
+        cache.handle_rdma_failed(peer(1), call(1));
+        assert!(!cache.take_failure(peer(2), call(1)));
+        assert!(!cache.take_failure(peer(1), CallMark { checksum: 8, ..call(1) }), "another's, with the same xid");
+        assert!(cache.take_failure(peer(1), call(1)));
+        assert!(!cache.take_failure(peer(1), call(1)));
         for xid in 0..10 {
-            cache.handle_rdma_failed(peer(1), Xid(xid));
+            cache.handle_rdma_failed(peer(1), call(xid));
         }
-        let left: Vec<u32> = (0..10).filter(|&xid| cache.take_failure(peer(1), Xid(xid))).collect();
+        let left: Vec<u32> = (0..10).filter(|&xid| cache.take_failure(peer(1), call(xid))).collect();
         assert_eq!(left, [7, 8, 9]);
     }
 

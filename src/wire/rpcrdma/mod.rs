@@ -17,9 +17,12 @@ pub mod chunk;
 pub mod credit;
 pub mod duplicate;
 pub mod header;
+pub mod posts;
 pub mod private_data;
+pub mod pull;
 pub mod requester;
 pub mod responder;
+pub mod session;
 
 pub use crate::wire::native::descriptor::RemoteKey;
 pub use crate::wire::onc_rpc::Xid;

@@ -3,7 +3,7 @@
 //! ```text
 //!            handle_received            handle_pulled            plan_reply, refuse            handle_sent
 //!  (absent) ────────────────▶ Pulling ───────────────▶ InService ──────────────────▶ Answering ───────────▶ (absent)
-//!      │      a long call        │ handle_pulled: refused │   ▲                         ▲
+//!      │      a long call        │ refused                │   ▲                         ▲
 //!      │                         └────────────────────────┼───┼─────────────────────────┘
 //!      └──────────────────── a call with its stream inline┼───┘
 //!                                                         └──▶ (absent) by handle_dropped, from Pulling too
@@ -24,6 +24,7 @@ pub use plan::{ReplyPlan, Span, Write};
 
 use super::chunk::{ReadChunk, Segment};
 use super::credit::CreditGrant;
+use super::duplicate::CallMark;
 use super::header::{self, HEADER_BYTES_MIN, HeaderError, Message, Placement, RdmaError, Transport, VERSION};
 use super::private_data::Agreed;
 use super::{RemoteKey, Xid};
@@ -72,6 +73,18 @@ pub struct IncomingCall {
     pub offer: Arc<Offer>,
 }
 
+impl IncomingCall {
+    /// By what it is known again: handles and offsets are others each time.
+    pub fn mark(&self) -> CallMark {
+        let mut checksum = crc32c::crc32c(&self.inline);
+        for chunk in self.reads.iter().chain(&self.long) {
+            checksum = crc32c::crc32c_append(checksum, &chunk.position.to_be_bytes());
+            checksum = crc32c::crc32c_append(checksum, &chunk.len.to_be_bytes());
+        }
+        CallMark { xid: self.xid, checksum }
+    }
+}
+
 /// What came of a message.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Received {
@@ -97,6 +110,20 @@ pub enum DropReason {
     InService,
     /// The peer has more calls unanswered than it was ever granted.
     Overrun,
+}
+
+impl DropReason {
+    /// One word for counting.
+    pub const fn cause(&self) -> &'static str {
+        match self {
+            Self::TooShort(_) => "too_short",
+            Self::Done => "done",
+            Self::Error => "error",
+            Self::Reply => "reply",
+            Self::InService => "in_service",
+            Self::Overrun => "overrun",
+        }
+    }
 }
 
 /// An RDMA_ERROR to be sent.
@@ -235,13 +262,29 @@ impl Responder {
         }
     }
 
+    /// Where the items of a reply would go, while its octets are still to be had: nothing is decided by it. An item goes to
+    /// the same place of its write chunk whatever becomes of the others, and a reply of which some items turn out to be
+    /// empty fits if this one does.
+    ///
+    /// # Errors
+    /// [`Fault`]: it does not fit what the call offers, as [`Responder::plan_reply`] would find.
+    ///
+    /// # Panics
+    /// Unless the call is in service.
+    pub fn preview_reply(&self, xid: Xid, payload: &Payload) -> Result<ReplyPlan, Fault> {
+        let call = self.calls.get(&xid).filter(|call| call.state == State::InService);
+        let call = call.expect("a reply is to a call in service");
+        plan::plan(xid, self.credits.grant(), &call.offer, payload, self.agreed.reply_inline_bytes)
+    }
+
     /// Answers a call with ERR_CHUNK: its program found that an item is in a chunk that may not be, or its RDMA Reads
     /// failed once before.
     ///
     /// # Panics
-    /// Unless the call is in service.
+    /// Unless the call is being pulled, of which nothing may be on its way then, or in service.
     pub fn refuse(&mut self, xid: Xid, fault: Fault) -> Refusal {
-        self.in_service(xid);
+        let call = self.calls.get(&xid).filter(|call| call.state != State::Answering);
+        call.expect("a call is refused before it is answered");
         self.refuse_any(xid, fault)
     }
 

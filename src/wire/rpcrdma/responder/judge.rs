@@ -60,12 +60,45 @@ pub enum Fault {
     NoReplyChunk { bytes: u64, inline_bytes: u32 },
     #[error("a reply of {bytes} octets for a reply chunk of {chunk_bytes}")]
     ReplyChunk { bytes: u64, chunk_bytes: u64 },
+    #[error("a reply of {bytes} octets without write chunks for them, {bytes_max} can be held")]
+    LongReply { bytes: u64, bytes_max: u64 },
     /// What the upper-layer binding does not allow (§6.1).
     #[error("a chunk where the program has no item that may be in one")]
     Ineligible,
     /// An RDMA Read or Write of this call ended a connection before: it is not tried again (§4.5.3).
     #[error("its memory could not be reached when the call came before")]
     FailedBefore,
+}
+
+impl Fault {
+    /// One word for counting.
+    pub const fn cause(&self) -> &'static str {
+        match self {
+            Self::Version(_) => "version",
+            Self::Procedure(_) => "procedure",
+            Self::Lists(_) => "lists",
+            Self::NoStream => "no_stream",
+            Self::TwoStreams => "two_streams",
+            Self::Behind(_) => "behind",
+            Self::NotACall => "not_a_call",
+            Self::Xid => "xid",
+            Self::Alignment(_) => "alignment",
+            Self::PastStream { .. } => "past_stream",
+            Self::Overlap { .. } => "overlap",
+            Self::Wraps => "wraps",
+            Self::LongCall(_) => "long_call",
+            Self::ReadChunk(_) => "read_chunk",
+            Self::ReadBytes(_) => "read_bytes",
+            Self::ReadSegments(_) => "read_segments",
+            Self::ReplyHeader { .. } => "reply_header",
+            Self::WriteChunk { .. } => "write_chunk",
+            Self::NoReplyChunk { .. } => "no_reply_chunk",
+            Self::ReplyChunk { .. } => "reply_chunk",
+            Self::LongReply { .. } => "long_reply",
+            Self::Ineligible => "ineligible",
+            Self::FailedBefore => "failed_before",
+        }
+    }
 }
 
 /// What is left to do for a call that passed.

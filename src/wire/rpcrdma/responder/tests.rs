@@ -712,11 +712,13 @@ fn a_call_whose_memory_failed_is_refused_when_it_comes_again() {
     let mut cache = DuplicateCache::new(Bounds { entries_max: 10, bytes_max: 1000 });
     let mut first = responder();
     let call = taken(first.handle_received(&message(1, &[[0, 1, 44, 0, 0]], &[], None, &[])));
-    cache.handle_rdma_failed(peer, call.xid);
+    assert_ne!(call.mark(), taken(responder().handle_received(&offering(&[], None))).mark());
+    cache.handle_rdma_failed(peer, call.mark());
     drop(first);
     let mut second = responder();
-    let call = taken(second.handle_received(&offering(&[], None)));
-    assert!(cache.take_failure(peer, call.xid));
+    // Its memory is elsewhere by now.
+    let call = taken(second.handle_received(&message(1, &[[0, 9, 44, 0, 8]], &[], None, &[])));
+    assert!(cache.take_failure(peer, call.mark()));
     assert_eq!(said(&second.refuse(call.xid, Fault::FailedBefore).octets), Said::ErrChunk);
     second.handle_sent(call.xid);
     assert_eq!(second.calls(), 0);
@@ -799,7 +801,7 @@ fn transitions_are_these() {
                 (Done, in_service),
                 (Refused, answering),
                 (Panicked, pulling),
-                (Panicked, pulling),
+                (Planned, answering),
                 (Done, absent),
                 (Panicked, absent),
             ],

@@ -1,0 +1,366 @@
+//! The calls of one connection, from the message that brings one to the Send that answers it. Decides everything, moves
+//! nothing itself: what has to be posted, filled, reserved or waited for is an [`Output`].
+//!
+//! ```text
+//!                 long call                      PUT behind a long call
+//!  handle_message ────────▶ Queued ─▶ Pulling ─┬──────▶ Held ──┐
+//!        └──────────────────────────────────── dispatch ◀──────┘
+//!                                                 │  └─▶ Waiting (room for a long reply) ─▶ dispatch
+//!           ┌──────────────┬──────────────────────┤
+//!           ▼              ▼                      ▼
+//!        Getting        Putting                answered at once
+//!     places: Write   Reads: into the draft       │
+//!           │              └─▶ Closing (Reads outstanding)
+//!           └──────────────┬──────────────────────┘
+//!                          ▼
+//!                      Answering: Writes of a long reply, then the Send ─▶ handle_sent: forgotten
+//! ```
+//! **Order.** Calls are independent of each other. Within one, RDMA Reads have ended before it is answered, and its Writes
+//! are handed out before its Send. PUT, PUT_MORE and PUT_DROP begin in the order in which they came.
+//!
+//! **Bounds.** Long calls and long replies are held within a budget each, of which a call takes its share at once and keeps it
+//! until it is answered; octets of values are never held but in buffers that are counted. Whoever waits for pins has neither
+//! pins nor room for its reply, and whoever waits for such room has none. So no two calls wait for each other.
+
+mod answering;
+mod call;
+mod dispatching;
+mod getting;
+mod pulling;
+mod putting;
+#[cfg(test)]
+mod tests;
+
+use super::put::PutId;
+use super::session::Session;
+use super::{CALL_BYTES_MAX, PUT_BYTES_MAX};
+use crate::metrics::Metrics;
+use crate::store::Store;
+use crate::store::claims::{Claim, Revoker};
+use crate::store::draft::Want;
+use crate::store::object::Object;
+use crate::store::segment::Filling;
+use crate::wire::native::window::Ticket;
+use crate::wire::rpcrdma::duplicate::{Bounds, CallMark, DuplicateCache};
+use crate::wire::rpcrdma::private_data::Agreed;
+use crate::wire::rpcrdma::responder::{DropReason, Fault, IncomingCall, Limits, Received, Responder};
+use crate::wire::rpcrdma::{RemoteKey, Xid};
+use call::{Budget, Call, Place, Stage};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Replies that all connections remember together, and their octets.
+pub const DUPLICATES: Bounds = Bounds { entries_max: 4096, bytes_max: 1 << 20 };
+
+/// What the connections of all RPC doors share.
+#[derive(Debug)]
+pub struct Shared {
+    duplicates: Mutex<DuplicateCache>,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self { duplicates: Mutex::new(DuplicateCache::new(DUPLICATES)) }
+    }
+}
+
+impl Shared {
+    /// The memory of `peer` refused an RDMA Read or Write of this call, which ended their connection: when it comes again it is
+    /// refused.
+    pub fn handle_refused(&self, peer: IpAddr, call: CallMark) {
+        self.duplicates().handle_rdma_failed(peer, call);
+    }
+
+    fn duplicates(&self) -> MutexGuard<'_, DuplicateCache> {
+        self.duplicates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a connection may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    pub agreed: Agreed,
+    pub calls_max: NonZeroU32,
+    /// Octets of long calls held at a time, and of long replies.
+    pub long_bytes_max: u64,
+    /// Segments that the read chunks of one call may have.
+    pub segments_max: usize,
+    /// Octets of a buffer, for what is pulled and for what is pushed.
+    pub window_bytes: u32,
+    /// Places handed out and not filled.
+    pub places_max: usize,
+    /// How long a call waits for what readers hold.
+    pub reserve_wait: Duration,
+    /// How long a draft may be without a call.
+    pub draft_idle: Duration,
+}
+
+/// What the service is made of, besides.
+#[derive(Clone)]
+pub struct Surroundings {
+    pub store: Store,
+    pub metrics: Arc<Metrics>,
+    pub shared: Arc<Shared>,
+    /// The peer, as duplicates are known by.
+    pub peer: IpAddr,
+}
+
+/// Where the octets of a place are.
+#[derive(Clone, Debug)]
+pub enum PlaceSource {
+    /// In a value that stays pinned while its call is served.
+    Value(Arc<Object>),
+    /// In the reply itself.
+    Octets(Arc<Vec<u8>>),
+}
+
+/// What the owner does next.
+#[derive(Debug)]
+pub enum Output<B> {
+    /// Post an RDMA Read of `len` octets into the start of `buf`; [`Service::handle_read`] follows.
+    Read { call: CallMark, number: u64, buf: B, len: u32, key: RemoteKey, address: u64 },
+    /// Fill a slot with `len` octets from `offset` on; [`Service::handle_filled`] or [`Service::handle_failed`] follows,
+    /// unless it is cancelled. `slow` if they may have to come from disk. Tickets count up from zero.
+    Fill { ticket: Ticket, source: PlaceSource, offset: u64, len: u32, slow: bool },
+    /// The slot of a place is not wanted any more; if it is filled all the same, it is free.
+    Cancel(Ticket),
+    /// Post an RDMA Write of the first `len` octets of a filled slot, which is free when that has completed.
+    Write { call: CallMark, ticket: Ticket, len: u32, key: RemoteKey, address: u64 },
+    /// A filled slot is free.
+    Retire(Ticket),
+    /// Post a Send; [`Service::handle_sent`] follows. One without a call answers the oldest message whose Receive is
+    /// [withheld](Repost::WithAnswer).
+    Send { xid: Option<Xid>, octets: Vec<u8>, invalidate: Option<RemoteKey> },
+    /// Ask for a claim; [`Service::handle_claim`] follows. Answers come in the order of asking.
+    Reserve { len: u64 },
+    /// Ask for a segment; [`Service::handle_segment`] follows, likewise.
+    Segment(Want),
+    /// Ask to hear when something came free; [`Service::handle_retry`] follows.
+    Retry,
+}
+
+/// When the Receive of a message is posted again.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Repost {
+    Now,
+    /// Just before its answer, an RDMA_ERROR: so a peer that takes no answers has no Receives.
+    WithAnswer,
+}
+
+/// The machine of one connection. `B` is a buffer that is read into.
+pub struct Service<B> {
+    around: Surroundings,
+    revoker: Revoker,
+    terms: Terms,
+    responder: Responder,
+    calls: HashMap<Xid, Call<B>>,
+    next_number: u64,
+    session: Session,
+    /// Calls of each value that arrives, in order.
+    spans: HashMap<PutId, VecDeque<Xid>>,
+    /// Free buffers.
+    free: Vec<B>,
+    /// Calls with something to pull, in turn.
+    pulls: VecDeque<Xid>,
+    /// Calls with something to place, in turn.
+    placing: VecDeque<Xid>,
+    places: HashMap<Ticket, Place>,
+    next_ticket: u64,
+    long_calls: Budget,
+    long_replies: Budget,
+    /// Long calls that wait for room.
+    queued: VecDeque<Xid>,
+    /// Numbers of long calls that are not dispatched.
+    long_numbers: BTreeSet<u64>,
+    held: VecDeque<Xid>,
+    /// Calls that wait for room for their replies.
+    waiting: VecDeque<Xid>,
+    claims: VecDeque<PutId>,
+    segments: VecDeque<PutId>,
+    is_retry_asked: bool,
+    /// Requests handed out to be posted that have not completed.
+    posted: usize,
+    outputs: VecDeque<Output<B>>,
+}
+
+impl<B: AsRef<[u8]>> Service<B> {
+    /// `free` are buffers of [`Terms::window_bytes`] octets, at least one. `revoker` is called when a claim is taken back;
+    /// [`Service::handle_revoked`] must follow. As many Receives are posted as there may be calls.
+    pub fn new(around: Surroundings, revoker: Revoker, terms: Terms, free: Vec<B>) -> Self {
+        assert!(!free.is_empty(), "nothing to pull into");
+        let mut responder = Responder::new(
+            terms.agreed,
+            Limits {
+                calls_max: terms.calls_max,
+                long_call_bytes_max: terms.long_bytes_max.min(CALL_BYTES_MAX as u64) as u32,
+                read_chunk_bytes_max: PUT_BYTES_MAX.into(),
+                read_bytes_max: u64::from(PUT_BYTES_MAX) + CALL_BYTES_MAX as u64,
+                read_segments_max: terms.segments_max,
+            },
+        );
+        responder.set_receives(terms.calls_max.get());
+        Self {
+            session: Session::new(terms.draft_idle.as_millis() as u64),
+            around,
+            revoker,
+            terms,
+            responder,
+            calls: HashMap::new(),
+            next_number: 0,
+            spans: HashMap::new(),
+            free,
+            pulls: VecDeque::new(),
+            placing: VecDeque::new(),
+            places: HashMap::new(),
+            next_ticket: 0,
+            long_calls: Budget::new(terms.long_bytes_max),
+            long_replies: Budget::new(terms.long_bytes_max),
+            queued: VecDeque::new(),
+            long_numbers: BTreeSet::new(),
+            held: VecDeque::new(),
+            waiting: VecDeque::new(),
+            claims: VecDeque::new(),
+            segments: VecDeque::new(),
+            is_retry_asked: false,
+            posted: 0,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// What to do now.
+    pub fn poll_output(&mut self) -> Option<Output<B>> {
+        if self.outputs.is_empty() {
+            self.pull();
+            self.place();
+        }
+        let output = self.outputs.pop_front()?;
+        self.posted += usize::from(matches!(output, Output::Read { .. } | Output::Write { .. } | Output::Send { .. }));
+        Some(output)
+    }
+
+    /// A call has no answer, or that has not left.
+    pub fn is_serving(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
+    /// Something was handed out to be posted and has not completed.
+    pub fn is_posting(&self) -> bool {
+        self.posted > 0
+    }
+
+    /// When [`Service::handle_time`] is due because of a call's deadline.
+    pub fn deadline(&self) -> Option<Duration> {
+        self.calls.values().filter_map(|call| call.stage.deadline()).min()
+    }
+
+    /// A message has come.
+    pub fn handle_message(&mut self, message: &[u8], now: Duration) -> Repost {
+        let counts = &self.around.metrics.rpc_calls;
+        // Answers that do not leave are held too. Whoever keeps to its credits never has twice as many.
+        if self.calls.len() >= 2 * self.terms.calls_max.get() as usize {
+            counts.dropped.add(DropReason::Overrun.cause());
+            return Repost::Now;
+        }
+        match self.responder.handle_received(message) {
+            Received::Drop(reason) => {
+                counts.dropped.add(reason.cause());
+                Repost::Now
+            }
+            Received::Refuse(refusal) => {
+                counts.refused.add(refusal.fault.cause());
+                self.outputs.push_back(Output::Send { xid: None, octets: refusal.octets, invalidate: None });
+                Repost::WithAnswer
+            }
+            Received::Call(call) => {
+                self.begin(call, now);
+                Repost::Now
+            }
+        }
+    }
+
+    fn begin(&mut self, incoming: IncomingCall, now: Duration) {
+        let mark = incoming.mark();
+        let IncomingCall { xid, inline, long, reads, offer } = incoming;
+        let number = self.next_number;
+        self.next_number += 1;
+        let is_long = long.is_some();
+        let stage = long.map_or(Stage::Dispatched, |long| Stage::Queued { long });
+        let (stream, key) = (inline, None);
+        let call = Call {
+            mark,
+            number,
+            came: now,
+            stream,
+            reads,
+            offer,
+            key,
+            stage,
+            held_call: 0,
+            held_reply: 0,
+            reads_out: 0,
+        };
+        self.calls.insert(xid, call);
+        if self.around.shared.duplicates().take_failure(self.around.peer, mark) {
+            return self.refuse(xid, Fault::FailedBefore);
+        }
+        if is_long {
+            self.long_numbers.insert(number);
+            self.queued.push_back(xid);
+            self.begin_long();
+        } else {
+            self.dispatch(xid, now);
+        }
+    }
+
+    fn set_stage(&mut self, xid: Xid, stage: Stage<B>) {
+        if let Some(call) = self.calls.get_mut(&xid) {
+            call.stage = stage;
+        }
+    }
+
+    /// Deadlines, waits and idle drafts.
+    pub fn handle_time(&mut self, now: Duration) {
+        self.handle_get_times(now);
+        self.session.drafts().handle_time(self.around.store.clock().now_ms());
+    }
+
+    /// Something came free, or some time went by.
+    pub fn handle_retry(&mut self, now: Duration) {
+        self.is_retry_asked = false;
+        self.retry_gets(now);
+    }
+
+    /// The answer to the oldest [`Output::Reserve`].
+    pub fn handle_claim(&mut self, claim: Option<Claim>) {
+        let Some(id) = self.claims.pop_front() else { return };
+        self.session.drafts().handle_claim(id, &self.around.store, claim);
+        self.run(id);
+    }
+
+    /// The answer to the oldest [`Output::Segment`].
+    pub fn handle_segment(&mut self, filling: Option<Filling>) {
+        let Some(id) = self.segments.pop_front() else { return };
+        self.session.drafts().handle_segment(id, &self.around.store, filling);
+        self.run(id);
+    }
+
+    /// A claim was taken back.
+    pub fn handle_revoked(&mut self) {
+        for id in self.session.drafts().handle_revoked() {
+            self.run(id);
+        }
+    }
+}
+
+impl<B> Drop for Service<B> {
+    fn drop(&mut self) {
+        let mut duplicates = self.around.shared.duplicates();
+        // What was not executed may come again, on the next connection.
+        for key in self.calls.values_mut().filter_map(|call| call.key.take()) {
+            duplicates.forget(&key);
+        }
+    }
+}

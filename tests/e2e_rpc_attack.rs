@@ -1,0 +1,155 @@
+//! The RPC door among peers that send what a message was before octets of it were changed: whatever they say costs at most their
+//! own connection, a client beside them never notices, and in the end nothing is held that was not held before.
+//!
+//! It runs for a few seconds, from a seed that a failure prints. `BULKHEAD_ATTACK_SECONDS` and `BULKHEAD_ATTACK_SEED` say
+//! otherwise.
+
+use bulkhead::programs::bulkhead::{Deletion, GetRequest, ListRequest, Request, StatRequest, Status, Touch};
+use common::Pattern;
+use rpc::raw::{Ask, Raw};
+use rpc::{FABRICS, Served, draft, get, got, key, more, put, put_chunk, range, serve, stored};
+use serde_json::Value;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+mod common;
+mod rpc;
+
+fn setting(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((self.0 >> 33) as usize) % bound.max(1)
+    }
+
+    /// One to four changes: an octet, a word that is often at the edge of something, a cut, octets more.
+    fn mutate(&mut self, message: &mut Vec<u8>) {
+        for _ in 0..=self.below(4) {
+            let len = message.len();
+            match self.below(8) {
+                0 => message.truncate(self.below(len + 1)),
+                1 => message.extend((0..self.below(40)).map(|_| 0)),
+                2 | 3 if len > 0 => message[self.below(len)] ^= 1 << self.below(8),
+                _ if len >= 4 => {
+                    let edges = [0, 1, 2, 3, 4, 5, 8, 28, 44, 1024, 4096, 1 << 20, 1 << 30, u32::MAX - 3, u32::MAX];
+                    let at = self.below(len / 4) * 4;
+                    message[at..at + 4].copy_from_slice(&edges[self.below(edges.len())].to_be_bytes());
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A call of every kind.
+fn calls(octets: &[u8]) -> Vec<Ask<'static>> {
+    let keys = vec![key("good"), key("bad"), key("none")];
+    let crc =
+        GetRequest { crc32c: true, deadline_us: 500, ranges: vec![range("good", 5, 70_000), range("bad", 0, 99)] };
+    let requests = [
+        Request::Null,
+        Request::Stat(StatRequest { until_miss: false, keys: keys.clone() }),
+        Request::Touch(vec![Touch { key: key("bad"), ttl_s: 9 }]),
+        Request::Delete(vec![Deletion { key: key("bad"), version: 3 }]),
+        Request::List(ListRequest { prefix: b"", cookie: b"a", count: 9, bytes: 3000 }),
+        Request::Pin(vec![key("bad")]),
+        Request::Unpin(vec![key("bad")]),
+        Request::PutDrop { draft: 3 },
+    ];
+    let mut asks: Vec<Ask<'static>> = requests.into_iter().map(Ask::new).collect();
+    asks.extend([
+        Ask { writes: vec![vec![70_000], vec![50, 49]], ..Ask::new(Request::Get(crc)) },
+        Ask { writes: vec![vec![], vec![10]], reply: Some(vec![90_000]), ..get(vec![range("good", 0, 80_000)]) },
+        get(vec![range("bad", 0, 100)]),
+        put("bad", &octets[..100]),
+        put_chunk("bad", &octets[..9_000]),
+        draft("bad", 3, 30_000, &octets[..20_000], vec![7_000, 13_000]),
+        more(3, 20_000, &octets[..10_000], vec![10_000], true),
+        Ask { long: Some(30), ..Ask::new(Request::Stat(StatRequest { until_miss: true, keys })) },
+    ]);
+    asks
+}
+
+async fn attack(served: &Served, mut random: Random, vectors: &[Vec<u8>], until: Instant, rounds: &Cell<u64>) {
+    let octets = Pattern(99).octets(0, 100_000);
+    while Instant::now() < until {
+        let mut peer = served.connect().await;
+        // Until its end, or for a while.
+        for _ in 0..200 {
+            if peer.ended.is_some() || Instant::now() >= until {
+                break;
+            }
+            let (mut message, pending) = if random.below(3) == 0 {
+                (vectors[random.below(vectors.len())].clone(), None)
+            } else {
+                let mut asks = calls(&octets);
+                let (message, pending) = peer.prepare(&asks.swap_remove(random.below(asks.len())));
+                (message, Some(pending))
+            };
+            if random.below(8) > 0 {
+                random.mutate(&mut message);
+            }
+            message.truncate(4096);
+            peer.try_send(&message);
+            rounds.set(rounds.get() + 1);
+            for _ in 0..random.below(6) {
+                peer.turn().await;
+            }
+            peer.messages.clear();
+            drop(pending);
+        }
+    }
+}
+
+async fn serve_well(peer: &mut Raw, until: Instant) {
+    let mut round = 0;
+    while Instant::now() < until {
+        round += 1;
+        let octets = Pattern(round).octets(0, 200_000);
+        stored(peer.call(&put_chunk("good", &octets)).await);
+        let ask = Ask { writes: vec![vec![100_001, 99_999]], ..get(vec![range("good", 0, 200_000)]) };
+        let found = got(peer.call(&ask).await);
+        assert_eq!(found[0].0, Status::Ok);
+        Pattern(round).check(0, &found[0].1, "beside an attack");
+    }
+    assert!(round > 0);
+}
+
+#[actix::test]
+async fn peers_that_send_changed_messages_hurt_nobody() {
+    let seconds = setting("BULKHEAD_ATTACK_SECONDS", 3);
+    let seed = setting("BULKHEAD_ATTACK_SEED", std::process::id().into());
+    println!("BULKHEAD_ATTACK_SEED={seed}");
+    let file: Value = serde_json::from_str(include_str!("vectors/rpcrdma.json")).unwrap();
+    let hex = file["vectors"].as_array().unwrap().iter().filter_map(|vector| vector["hex"].as_str());
+    let octet = |hex: &str, at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+    let vectors: Vec<Vec<u8>> = hex.map(|hex| (0..hex.len()).step_by(2).map(|at| octet(hex, at)).collect()).collect();
+    for fabric in FABRICS {
+        let served = Rc::new(serve(fabric, "attack", |_| {}).await);
+        let mut good = served.connect().await;
+        let until = Instant::now() + Duration::from_secs(seconds);
+        let rounds = Rc::new(Cell::new(0));
+        let attackers: Vec<_> = (0..3)
+            .map(|index| {
+                let (served, rounds, vectors) = (served.clone(), rounds.clone(), vectors.clone());
+                let random = Random(seed.wrapping_mul(31).wrapping_add(index));
+                actix::spawn(async move { attack(&served, random, &vectors, until, &rounds).await })
+            })
+            .collect();
+        serve_well(&mut good, until).await;
+        for attacker in attackers {
+            attacker.await.unwrap();
+        }
+        assert!(rounds.get() > 100, "{} messages", rounds.get());
+        drop(good);
+        served.until_quiet().await;
+        let served = Rc::into_inner(served).expect("nobody else has it");
+        served.shutdown().await;
+    }
+}
