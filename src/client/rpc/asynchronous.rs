@@ -48,6 +48,7 @@ struct Command {
 }
 
 /// A call that is over, in words for its caller.
+#[derive(Debug)]
 struct Settled {
     finished: Finished,
     outcome: Result<Answer, ClientError>,

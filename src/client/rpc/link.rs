@@ -154,7 +154,7 @@ impl Link {
             cause: String::new(),
             events: Vec::new(),
             finished: VecDeque::new(),
-            spin: Spin::default(),
+            spin: Spin::new(&*lane),
             lane,
         })
     }

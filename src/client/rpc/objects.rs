@@ -57,6 +57,7 @@ pub(super) fn refused(status: Status) -> ClientError {
         Status::BadRange => "a range that does not follow the one before",
         Status::TooSmall => "the next entry is too long",
         Status::Limit => "this connection holds as much as it may",
+        Status::Unsupported => "the server does not do that",
         Status::Ok => "done",
     };
     ClientError::Refused { reply: reply.to_owned() }
