@@ -3,31 +3,45 @@
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
+use super::rpc::{PutOptions, RpcClient};
 use super::{Client, ClientError, Info, NativeClient, Options, ServerUrl};
 
-/// The client that a URL asks for; what both can do.
+/// The client that a URL asks for; what all can do.
 #[derive(Debug)]
 pub enum AnyClient {
     Memcache(Box<Client>),
     Native(Box<NativeClient>),
+    Rpc(Box<RpcClient>),
 }
 
-/// Calls the same method of either.
+/// Calls the same method of whichever it is; what RPC has differently stands behind.
 macro_rules! either {
     ($client:expr, $inner:ident => $call:expr) => {
+        either!($client, $inner => $call, $call)
+    };
+    ($client:expr, $inner:ident => $call:expr, $rpc:expr) => {
         match $client {
             AnyClient::Memcache($inner) => $call,
             AnyClient::Native($inner) => $call,
+            AnyClient::Rpc($inner) => $rpc,
         }
     };
+}
+
+/// What program `bulkhead` has no procedure for.
+fn not_over_rpc(what: &str) -> ClientError {
+    ClientError::Refused { reply: format!("{what} is not to be had over RPC") }
 }
 
 impl AnyClient {
     /// Connects to `url`.
     ///
     /// # Errors
-    /// As [`Client::connect`] or [`NativeClient::connect`].
+    /// As [`Client::connect`], [`NativeClient::connect`] or [`RpcClient::connect`].
     pub fn connect(url: ServerUrl, options: Options) -> Result<Self, ClientError> {
+        if url.is_rpc() {
+            return RpcClient::connect(url, options.into()).map(Box::new).map(Self::Rpc);
+        }
         if url.is_native() {
             return NativeClient::connect(url, options).map(Box::new).map(Self::Native);
         }
@@ -51,7 +65,8 @@ impl AnyClient {
         flags: u32,
         ttl: Option<Duration>,
     ) -> Result<(), ClientError> {
-        either!(self, client => client.put(key, value, len, flags, ttl))
+        let options = PutOptions { flags, ttl, ..PutOptions::default() };
+        either!(self, client => client.put(key, value, len, flags, ttl), client.put(key, value, len, options).map(drop))
     }
 
     /// Streams a value into `sink`; `None` is a miss.
@@ -87,7 +102,8 @@ impl AnyClient {
     /// # Errors
     /// As [`Client::stat`].
     pub fn stat(&mut self, key: impl AsRef<[u8]>) -> Result<Option<Info>, ClientError> {
-        either!(self, client => client.stat(key))
+        let info = |stat: super::rpc::Stat| Info { len: stat.len, flags: stat.flags, cas: stat.version };
+        either!(self, client => client.stat(key), Ok(client.stat(key)?.map(info)))
     }
 
     /// Removes a value; `false` if there was none.
@@ -111,7 +127,7 @@ impl AnyClient {
     /// # Errors
     /// As [`Client::version`].
     pub fn version(&mut self) -> Result<String, ClientError> {
-        either!(self, client => client.version())
+        either!(self, client => client.version(), Err(not_over_rpc(&format!("the version of {}", client.url()))))
     }
 
     /// Names and values of one group of statistics; `None` is the general one.
@@ -119,6 +135,6 @@ impl AnyClient {
     /// # Errors
     /// As [`Client::stats`].
     pub fn stats(&mut self, group: Option<&str>) -> Result<Vec<(String, String)>, ClientError> {
-        either!(self, client => client.stats(group))
+        either!(self, client => client.stats(group), Err(not_over_rpc(&format!("the statistics of {}", client.url()))))
     }
 }

@@ -11,13 +11,17 @@ use crate::error::Exit;
 pub enum ClientError {
     /// The text names no server this client can reach.
     #[error(
-        "`{url}`: {reason}; servers are named memcache://HOST:PORT, memcache+unix:/path or \
-         native+iwarp://HOST:PORT[?crc=off], and native+verbs://HOST:PORT with the feature verbs"
+        "`{url}`: {reason}; servers are named memcache://HOST:PORT, memcache+unix:/path, \
+         native+iwarp://HOST:PORT[?crc=off] or rpc+iwarp://HOST:PORT[?crc=off], and native+verbs://HOST:PORT or \
+         rpc+verbs://HOST:PORT with the feature verbs"
     )]
     Url { url: String, reason: String },
     /// The key cannot be sent: 1 to 250 octets, none of them a space, CR, LF or NUL.
     #[error("the key ({len} octets) cannot be sent: want 1 to 250 octets without space, CR, LF and NUL")]
     Key { len: usize },
+    /// The key cannot be sent over RPC: 1 to 1,024 octets.
+    #[error("the key has {len} octets: want 1 to 1,024")]
+    RpcKey { len: usize },
     /// No connection could be made.
     #[error("cannot reach {url}: {source}")]
     Unreachable { url: ServerUrl, source: io::Error },
@@ -42,7 +46,7 @@ impl ClientError {
     /// The exit code of a command that ends with this error.
     pub const fn exit_code(&self) -> Exit {
         match self {
-            Self::Url { .. } | Self::Key { .. } => Exit::Usage,
+            Self::Url { .. } | Self::Key { .. } | Self::RpcKey { .. } => Exit::Usage,
             Self::Unreachable { .. } | Self::Lost { .. } => Exit::Unavailable,
             Self::Protocol { .. } => Exit::Protocol,
             Self::Refused { .. } | Self::TooLong { .. } | Self::Local { .. } => Exit::Refused,

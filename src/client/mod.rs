@@ -1,4 +1,4 @@
-//! The client library: without actix, blocking over std's sockets, or native over a fabric.
+//! The client library: without actix, blocking over std's sockets, or native or RPC over a fabric.
 //!
 //! ```no_run
 //! use bulkhead::client::{Client, Options};
@@ -17,10 +17,11 @@
 //!
 //! | part | what it is |
 //! |---|---|
-//! | [`ServerUrl`] | names a server: `memcache://HOST:PORT`, `memcache+unix:/path`, `native+iwarp://HOST:PORT` |
+//! | [`ServerUrl`] | names a server: `memcache://HOST:PORT`, `memcache+unix:/path`, `native+iwarp://HOST:PORT`, `rpc+iwarp://HOST:PORT` |
 //! | [`Client`] | one conversation at a time with one server; values stream through one buffer of 256 KiB |
 //! | [`NativeClient`], [`AsyncClient`] | the native protocol: reads that land in the caller's memory, requests in flight |
-//! | [`AnyClient`] | whichever of the blocking two a URL asks for |
+//! | [`RpcClient`], [`AsyncRpcClient`] | RPC over RDMA: batches of ranges that land in the caller's memory, any program |
+//! | [`AnyClient`] | whichever of the blocking ones a URL asks for |
 //! | [`Stream`] | a connected socket, for callers that speak the protocol themselves |
 //! | [`ClientError`] | who is at fault, and the exit code that says so |
 
@@ -36,5 +37,6 @@ pub use any::AnyClient;
 pub use connection::{Client, Info, KEY_BYTES_MAX, Options};
 pub use error::ClientError;
 pub use native::{AsyncClient, Geometry, NativeClient, Outcome};
+pub use rpc::{AsyncRpcClient, RpcClient, RpcOptions};
 pub use stream::Stream;
 pub use url::ServerUrl;

@@ -33,6 +33,9 @@ impl Stream {
             ServerUrl::NativeIwarp { .. } | ServerUrl::NativeVerbs { .. } | ServerUrl::Native { .. } => {
                 Err(io::Error::new(io::ErrorKind::Unsupported, "no stream of octets leads to a native server"))
             }
+            ServerUrl::RpcIwarp { .. } | ServerUrl::RpcVerbs { .. } | ServerUrl::Rpc { .. } => {
+                Err(io::Error::new(io::ErrorKind::Unsupported, "no stream of octets leads to an RPC server"))
+            }
         };
         connected.map_err(|source| ClientError::Unreachable { url: url.clone(), source })
     }

@@ -24,10 +24,17 @@ pub enum ServerUrl {
     NativeVerbs { host: String, port: u16 },
     /// A native server at an address of a fabric that the program itself has. No text names it.
     Native { fabric: &'static str, address: Address },
+    /// `rpc+iwarp://HOST:PORT[?crc=off]`: RPC over RDMA, over iWARP. The port is 20049 if none is given.
+    RpcIwarp { host: String, port: u16, crc: bool },
+    /// `rpc+verbs://HOST:PORT`: the same over RDMA devices, of a program built with the feature `verbs`.
+    RpcVerbs { host: String, port: u16 },
+    /// An RPC server at an address of a fabric that the program itself has. No text names it.
+    Rpc { fabric: &'static str, address: Address },
 }
 
 const PORT_DEFAULT: u16 = 11211;
 const NATIVE_PORT_DEFAULT: u16 = 11212;
+const RPC_PORT_DEFAULT: u16 = 20049;
 
 impl ServerUrl {
     /// The native protocol is spoken there.
@@ -39,7 +46,20 @@ impl ServerUrl {
     pub(super) fn native_place(&self) -> Option<(&str, u16)> {
         match self {
             Self::NativeIwarp { host, port, .. } | Self::NativeVerbs { host, port } => Some((host, *port)),
-            Self::Memcache { .. } | Self::MemcacheUnix { .. } | Self::Native { .. } => None,
+            _ => None,
+        }
+    }
+
+    /// RPC over RDMA is spoken there.
+    pub const fn is_rpc(&self) -> bool {
+        matches!(self, Self::RpcIwarp { .. } | Self::RpcVerbs { .. } | Self::Rpc { .. })
+    }
+
+    /// Host and port of an RPC server, where the URL has them.
+    pub(super) fn rpc_place(&self) -> Option<(&str, u16)> {
+        match self {
+            Self::RpcIwarp { host, port, .. } | Self::RpcVerbs { host, port } => Some((host, *port)),
+            _ => None,
         }
     }
 }
@@ -52,31 +72,29 @@ impl FromStr for ServerUrl {
         let (scheme, rest) = url.split_once(':').ok_or_else(|| wrong("no scheme".to_owned()))?;
         match scheme {
             "memcache" => {
-                let place = rest.strip_prefix("//").ok_or_else(|| wrong("no // after the scheme".to_owned()))?;
-                let place = place.strip_suffix('/').unwrap_or(place);
-                let (host, port) = host_and_port(place, PORT_DEFAULT).map_err(wrong)?;
+                let (host, port) = host_and_port(plain_place(rest).map_err(wrong)?, PORT_DEFAULT).map_err(wrong)?;
                 Ok(Self::Memcache { host, port })
             }
             "native+iwarp" => {
-                let place = rest.strip_prefix("//").ok_or_else(|| wrong("no // after the scheme".to_owned()))?;
-                let (place, query) = place.split_once('?').map_or((place, None), |(place, query)| (place, Some(query)));
-                let crc = match query {
-                    None | Some("crc=on") => true,
-                    Some("crc=off") => false,
-                    Some(query) => return Err(wrong(format!("`{query}` is neither crc=on nor crc=off"))),
-                };
-                let place = place.strip_suffix('/').unwrap_or(place);
-                let (host, port) = host_and_port(place, NATIVE_PORT_DEFAULT).map_err(wrong)?;
+                let (host, port, crc) = iwarp_place(rest, NATIVE_PORT_DEFAULT).map_err(wrong)?;
                 Ok(Self::NativeIwarp { host, port, crc })
             }
+            "rpc+iwarp" => {
+                let (host, port, crc) = iwarp_place(rest, RPC_PORT_DEFAULT).map_err(wrong)?;
+                Ok(Self::RpcIwarp { host, port, crc })
+            }
             #[cfg(not(feature = "verbs"))]
-            "native+verbs" => Err(wrong(crate::config::NO_VERBS.to_owned())),
+            "native+verbs" | "rpc+verbs" => Err(wrong(crate::config::NO_VERBS.to_owned())),
             #[cfg(feature = "verbs")]
             "native+verbs" => {
-                let place = rest.strip_prefix("//").ok_or_else(|| wrong("no // after the scheme".to_owned()))?;
-                let place = place.strip_suffix('/').unwrap_or(place);
-                let (host, port) = host_and_port(place, NATIVE_PORT_DEFAULT).map_err(wrong)?;
+                let (host, port) =
+                    host_and_port(plain_place(rest).map_err(wrong)?, NATIVE_PORT_DEFAULT).map_err(wrong)?;
                 Ok(Self::NativeVerbs { host, port })
+            }
+            #[cfg(feature = "verbs")]
+            "rpc+verbs" => {
+                let (host, port) = host_and_port(plain_place(rest).map_err(wrong)?, RPC_PORT_DEFAULT).map_err(wrong)?;
+                Ok(Self::RpcVerbs { host, port })
             }
             "memcache+unix" => {
                 let path = match rest.strip_prefix("//") {
@@ -95,6 +113,24 @@ impl FromStr for ServerUrl {
             _ => Err(wrong(format!("no scheme `{scheme}` here"))),
         }
     }
+}
+
+/// What is between the slashes.
+fn plain_place(rest: &str) -> Result<&str, String> {
+    let place = rest.strip_prefix("//").ok_or("no // after the scheme")?;
+    Ok(place.strip_suffix('/').unwrap_or(place))
+}
+
+/// Host and port, and whether CRCs are used.
+fn iwarp_place(rest: &str, port_default: u16) -> Result<(String, u16, bool), String> {
+    let (place, query) = rest.split_once('?').map_or((rest, None), |(place, query)| (place, Some(query)));
+    let crc = match query {
+        None | Some("crc=on") => true,
+        Some("crc=off") => false,
+        Some(query) => return Err(format!("`{query}` is neither crc=on nor crc=off")),
+    };
+    let (host, port) = host_and_port(plain_place(place)?, port_default)?;
+    Ok((host, port, crc))
 }
 
 fn host_and_port(place: &str, port_default: u16) -> Result<(String, u16), String> {
@@ -146,6 +182,16 @@ impl fmt::Display for ServerUrl {
                 place(f, host, *port)
             }
             Self::Native { fabric, address } => write!(f, "native+{fabric}:{address}"),
+            Self::RpcIwarp { host, port, crc } => {
+                f.write_str("rpc+iwarp://")?;
+                place(f, host, *port)?;
+                if *crc { Ok(()) } else { f.write_str("?crc=off") }
+            }
+            Self::RpcVerbs { host, port } => {
+                f.write_str("rpc+verbs://")?;
+                place(f, host, *port)
+            }
+            Self::Rpc { fabric, address } => write!(f, "rpc+{fabric}:{address}"),
         }
     }
 }
@@ -163,6 +209,8 @@ mod tests {
             "memcache+unix:/a/b",
             "native+iwarp://127.0.0.1:11212",
             "native+iwarp://[::1]:7?crc=off",
+            "rpc+iwarp://127.0.0.1:20050",
+            "rpc+iwarp://[::1]:7?crc=off",
         ] {
             assert_eq!(url.parse::<ServerUrl>().unwrap().to_string(), url);
         }
@@ -174,6 +222,7 @@ mod tests {
             ("native+iwarp://host", "native+iwarp://host:11212"),
             ("native+iwarp://host/?crc=on", "native+iwarp://host:11212"),
             ("native+iwarp://host?crc=off", "native+iwarp://host:11212?crc=off"),
+            ("rpc+iwarp://host", "rpc+iwarp://host:20049"),
         ] {
             assert_eq!(url.parse::<ServerUrl>().unwrap().to_string(), same);
         }
@@ -187,6 +236,11 @@ mod tests {
         } else {
             assert!(parsed.unwrap_err().to_string().contains("cargo build --features verbs"));
         }
+        let parsed = "rpc+verbs://host".parse::<ServerUrl>();
+        assert_eq!(
+            parsed.map(|url| url.to_string()).ok(),
+            cfg!(feature = "verbs").then(|| "rpc+verbs://host:20049".into())
+        );
     }
 
     #[test]
@@ -204,7 +258,10 @@ mod tests {
             "native+iwarp://host:11212?crc=off&crc=on",
             "native+iwarp://host:11212?",
             "native+iwarp://?crc=off",
-            "rpc+verbs://host:1",
+            "rpc+verbs://host:x",
+            "rpc+iwarp:host",
+            "rpc+iwarp://host?crc=no",
+            "rpc://host:1",
             "memcache:host:1",
             "memcache://",
             "memcache://:1",
@@ -226,7 +283,9 @@ mod tests {
             let err = url.parse::<ServerUrl>().expect_err(url);
             assert_eq!(err.exit_code(), crate::error::Exit::Usage);
             let text = err.to_string();
-            for known in ["memcache://HOST:PORT", "memcache+unix:/path", "native+iwarp://HOST:PORT"] {
+            for known in
+                ["memcache://HOST:PORT", "memcache+unix:/path", "native+iwarp://HOST:PORT", "rpc+iwarp://HOST:PORT"]
+            {
                 assert!(text.contains(known), "{text}");
             }
         }

@@ -69,6 +69,20 @@ impl SharedSpan {
         Self { memory: Arc::clone(&self.memory), start: self.start + range.start, len: range.end - range.start }
     }
 
+    /// All of the memory that this span is a part of.
+    pub fn whole(&self) -> Self {
+        let (_, len) = self.memory.pages.as_raw();
+        Self { memory: Arc::clone(&self.memory), start: 0, len }
+    }
+
+    /// The memory as the owner's alone, for as long as the borrow lasts: `None` while another span names any of it. What is
+    /// registered has a span of its own, so whoever gets it here knows that no peer can reach it.
+    pub fn get_mut(&mut self) -> Option<&mut [u8]> {
+        let (start, len) = (self.start, self.len);
+        let memory = Arc::get_mut(&mut self.memory)?;
+        Some(&mut memory.pages.as_mut_slice()[start..start + len])
+    }
+
     /// The word at `offset`, read as a little-endian number. Whatever its writer stored before it (with Release) is
     /// visible afterwards.
     ///
@@ -233,6 +247,20 @@ mod tests {
                 span.store_u64_release(0, round);
             }
         });
+    }
+
+    #[test]
+    fn memory_is_lent_as_octets_to_its_only_owner() {
+        let mut span = SharedSpan::new(64).unwrap();
+        span.copy_in(8, &[7; 4]);
+        let mut part = span.slice(8..12);
+        assert!(span.get_mut().is_none() && part.get_mut().is_none(), "two spans name it");
+        drop(span);
+        let octets = part.get_mut().unwrap();
+        assert_eq!(octets, [7; 4]);
+        octets.fill(9);
+        let whole = part.whole();
+        assert_eq!((whole.len(), whole.load_u64_acquire(8)), (4096, 0x0909_0909));
     }
 
     #[test]

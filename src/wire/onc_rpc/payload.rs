@@ -1,5 +1,6 @@
 //! An RPC message whose eligible items are still where they are kept.
 
+use super::Xid;
 use crate::wire::codec::{Writer, roundup_bytes};
 use std::mem;
 
@@ -46,6 +47,20 @@ impl Payload {
             Part::Bytes(_) => None,
             Part::Item(item) => Some(*item),
         })
+    }
+
+    /// The same message with another xid, its first word.
+    ///
+    /// # Panics
+    /// If it does not begin with a word.
+    #[must_use]
+    pub fn with_xid(mut self, xid: Xid) -> Self {
+        let begin = match self.parts.first_mut() {
+            Some(Part::Bytes(bytes)) => bytes.first_chunk_mut(),
+            Some(Part::Item(_)) | None => None,
+        };
+        *begin.expect("a message begins with its xid") = xid.0.to_be_bytes();
+        self
     }
 
     /// Octets of the whole message, items and their roundup included.
@@ -118,6 +133,16 @@ mod tests {
         );
         assert_eq!(payload.stream_bytes(), 8 + 8 + 4 + 4);
         assert_eq!(payload.items().map(|item| item.token).collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[test]
+    fn an_xid_takes_the_first_word_and_no_more() {
+        let mut writer = PayloadWriter::new();
+        writer.words().u64(0);
+        writer.item(Item { token: 0, len: 5 });
+        let payload = writer.finish().with_xid(Xid(0x0102_0304));
+        let words = vec![1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 5];
+        assert_eq!(payload.parts(), [Part::Bytes(words), Part::Item(Item { token: 0, len: 5 })]);
     }
 
     #[test]
