@@ -33,6 +33,8 @@ mod native_tests;
 mod rig;
 pub mod rpc_connection;
 pub mod rpc_credit_manager;
+#[cfg(test)]
+mod rpc_tests;
 mod slot_memory;
 pub mod store;
 
