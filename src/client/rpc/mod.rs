@@ -150,21 +150,31 @@ impl RpcClient {
         self.wait_finished(id).outcome.is_err()
     }
 
+    /// Moves what can be moved without waiting, for callers that have other things to do while calls are under way. `true`
+    /// if anything moved.
+    pub fn progress(&mut self) -> bool {
+        self.link.turn(Instant::now())
+    }
+
     fn submit_call(&mut self, call: Call, lent: Lent) -> CallId {
         CallId(self.link.submit(call, lent, Instant::now()))
     }
 
     fn wait_finished(&mut self, CallId(xid): CallId) -> Finished {
         loop {
+            // What ended in a turn of another call moves nothing any more: it is looked for before anybody sleeps.
+            self.collect();
             if let Some(finished) = self.done.remove(&xid) {
                 return finished;
             }
+            assert!(self.link.pending_count() > 0, "{xid:?} was waited for before");
             self.step();
-            while let Some(finished) = self.link.take_finished() {
-                self.done.insert(finished.xid, finished);
-            }
-            let is_known = self.done.contains_key(&xid) || self.link.pending_count() > 0;
-            assert!(is_known, "{xid:?} was waited for before");
+        }
+    }
+
+    fn collect(&mut self) {
+        while let Some(finished) = self.link.take_finished() {
+            self.done.insert(finished.xid, finished);
         }
     }
 
