@@ -102,6 +102,7 @@ fn has_test(text: &str, name: &str) -> bool {
     let lines: Vec<_> = text.lines().map(str::trim_start).collect();
     let begins = |line: &str, words: &str| line.strip_prefix(words).is_some_and(|rest| rest.starts_with('('));
     lines.iter().enumerate().any(|(at, line)| {
+        let line = line.strip_prefix("async ").unwrap_or(line);
         if !begins(line, &format!("fn {name}")) {
             return false;
         }
@@ -167,9 +168,9 @@ fn what_is_not_yet_proven_is_counted() {
 
 #[test]
 fn a_test_is_found_by_its_attribute_and_not_by_its_name_alone() {
-    let text = "    #[test]\n    fn one() {\n    }\n fn two() {\n    }\n    /// Doc.\n    #[test]\n    #[expect(x)]\n    fn three(seed in any()) {";
-    assert!(has_test(text, "one") && has_test(text, "three"));
-    assert!(!has_test(text, "two") && !has_test(text, "thre") && !has_test(text, "oneself"));
+    let text = "    #[test]\n    fn one() {\n    }\n fn two() {\n    }\n    /// Doc.\n    #[test]\n    #[expect(x)]\n    fn three(seed in any()) {\n#[actix::test]\nasync fn four() {}\nasync fn five() {}";
+    assert!(["one", "three", "four"].iter().all(|name| has_test(text, name)));
+    assert!(!has_test(text, "two") && !has_test(text, "five") && !has_test(text, "thre") && !has_test(text, "oneself"));
     assert!(is_of(Path::new("src/wire/rpcrdma/responder/tests.rs"), "responder"));
     assert!(!is_of(Path::new("src/wire/rpcrdma/responder/tests.rs"), "rpc"));
 }

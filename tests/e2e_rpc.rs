@@ -1,6 +1,6 @@
 //! The RPC door of a whole daemon: over loopback and over iWARP on sockets, by a peer that makes its calls by hand.
 
-use bulkhead::fabric::Cause;
+use bulkhead::fabric::{Access, Cause, MemoryRegion};
 use bulkhead::programs::bulkhead::answer::Answer;
 use bulkhead::programs::bulkhead::{
     Deletion, GetRequest, Key, ListRequest, Put, RangeOf, Request, StatRequest, Status, Touch,
@@ -8,9 +8,11 @@ use bulkhead::programs::bulkhead::{
 use bulkhead::store::Condition;
 use bulkhead::wire::native::descriptor::WindowGeometry;
 use bulkhead::wire::onc_rpc::Xid;
-use bulkhead::wire::rpcrdma::header::{Placement, RdmaError};
+use bulkhead::wire::rpcrdma::chunk::{ChunkLists, ReadSegment, Segment};
+use bulkhead::wire::rpcrdma::header::{Header, Placement, RdmaError};
+use bulkhead::wire::rpcrdma::private_data::PrivateData;
 use common::{Daemon, Pattern};
-use rpc::raw::{Ask, Outcome, PATIENCE, Raw};
+use rpc::raw::{Ask, Outcome, PATIENCE, Raw, octets_of};
 use rpc::{FABRICS, cut, draft, get, got, key, more, put, put_chunk, range, serve, stat, stored};
 use std::time::{Duration, Instant};
 
@@ -245,11 +247,93 @@ async fn thresholds_and_credits_are_those_of_either_side() {
             assert!(found[0].1 == octets[1..=room as usize]);
             let refused = peer.call(&asked(room + 1)).await;
             assert!(matches!(refused, Outcome::Error(RdmaError::Chunk)), "{refused:?}");
+            // The longest call there can be.
+            let rest = peer.prepare(&put("l", b"")).0.len();
+            let (message, pending) = peer.prepare(&put("l", &octets[..inline as usize - rest]));
+            assert_eq!(message.len(), inline as usize);
+            peer.send(&message);
+            stored(peer.answer(&pending).await);
             drop(peer);
             served.until_quiet().await;
             served.shutdown().await;
         }
     }
+}
+
+/// Whoever tells nothing, or nothing that is understood, receives 1,024 octets and closes nothing by remote invalidation; what
+/// else is in the private data of a fabric does not matter.
+#[actix::test]
+async fn a_peer_that_tells_nothing_of_itself_is_sent_no_more_than_every_peer_receives() {
+    let well = PrivateData { remote_invalidate: true, send_bytes: 4096, receive_bytes: 4096 }.encode();
+    let other_version = {
+        let mut octets = well;
+        octets[4] = 2;
+        octets
+    };
+    let behind_others = [&[9, 9, 9][..], &well, &[7; 20]].concat();
+    for fabric in FABRICS {
+        let served = serve(fabric, "silent", |_| {}).await;
+        let octets = value(19, 8000);
+        stored(served.connect().await.call(&put_chunk("k", &octets)).await);
+        let table = [(&[][..], 1024), (&well[..7], 1024), (&other_version, 1024), (&behind_others, 4096)];
+        for (private_data, inline) in table {
+            let mut peer = Raw::dial_with(&*served.fabric, &served.address, private_data, inline).await.unwrap();
+            let room = inline - 28 - 24 - 36;
+            assert_eq!(got(peer.call(&get(vec![range("k", 0, room)])).await)[0].1.len(), room as usize);
+            let refused = peer.call(&get(vec![range("k", 0, room + 1)])).await;
+            assert!(matches!(refused, Outcome::Error(RdmaError::Chunk)), "{refused:?}");
+            let pending = peer.ask(&Ask { writes: vec![vec![3000]], ..get(vec![range("k", 0, 3000)]) });
+            peer.until(|peer| !peer.messages.is_empty()).await;
+            assert_eq!(peer.messages[0].1.is_some(), inline == 4096, "{private_data:?}");
+            assert_eq!(got(peer.answer(&pending).await)[0].1, octets[..3000]);
+        }
+        served.until_quiet().await;
+        served.shutdown().await;
+    }
+}
+
+/// Copies that forgot where in a page their octets began put them elsewhere.
+#[actix::test]
+async fn octets_at_every_offset_in_a_page_come_from_there_and_go_there() {
+    let served = serve("loopback", "offsets", |_| {}).await;
+    let mut peer = served.connect().await;
+    for offset in 0..4096_u32 {
+        // Every length modulo four, and all parts of a page but its first octets on both sides.
+        let len = 4093 + offset % 7;
+        let octets = value(offset.into(), len as usize);
+        let mut memory = vec![0x55; 3 * 4096];
+        memory[offset as usize..][..octets.len()].copy_from_slice(&octets);
+        let (from, into) = (peer.expose(&memory, Access::READ), peer.expose(&vec![0xee; 3 * 4096], Access::WRITE));
+        let at = |region: &MemoryRegion, offset: u32| Segment {
+            handle: region.key(),
+            length: len,
+            offset: region.remote().address + u64::from(offset),
+        };
+        // The call as it would be inline, less the item, which is the last of it.
+        let (message, pending) = peer.prepare(&put("k", &octets));
+        let stream = &message[28..message.len() - len.next_multiple_of(4) as usize];
+        let reads = vec![ReadSegment { position: stream.len() as u32, target: at(&from, offset) }];
+        let lists = ChunkLists { reads, ..ChunkLists::default() };
+        let mut call = Header { xid: pending.xid, credit: 8, placement: Placement::Inline, lists }.encode();
+        call.extend_from_slice(stream);
+        peer.send(&call);
+        stored(peer.answer(&pending).await);
+        let back = (offset * 13 + 5) % 4096;
+        let (message, pending) = peer.prepare(&get(vec![range("k", 1, len)]));
+        let lists = ChunkLists { writes: vec![vec![at(&into, back)]], ..ChunkLists::default() };
+        let mut call = Header { xid: pending.xid, credit: 8, placement: Placement::Inline, lists }.encode();
+        call.extend_from_slice(&message[28..]);
+        peer.send(&call);
+        assert!(peer.until(|peer| !peer.messages.is_empty()).await);
+        peer.messages.clear();
+        let (found, back) = (octets_of(&into), back as usize);
+        assert!(found[back..back + octets.len() - 1] == octets[1..], "offset {offset}");
+        let mut others = found[..back].iter().chain(&found[back + octets.len() - 1..]);
+        assert!(others.all(|octet| *octet == 0xee), "offset {offset}: written elsewhere");
+    }
+    drop(peer);
+    served.until_quiet().await;
+    served.shutdown().await;
 }
 
 #[actix::test]
@@ -344,21 +428,29 @@ async fn peers_that_go_in_the_middle_of_anything_leave_nothing_behind() {
 
 #[actix::test]
 async fn a_peer_that_takes_nothing_is_cut_and_others_are_not() {
-    let served = serve("iwarp", "", |config| config.timers.stall_timeout = Duration::from_millis(300)).await;
-    let mut peer = served.connect().await;
-    let octets = value(13, 12 << 20);
-    stored(peer.call(&put_chunk("k", &octets)).await);
-    let mut deaf = served.connect().await;
-    let _pending = deaf.ask(&Ask { writes: vec![vec![12 << 20]], ..get(vec![range("k", 0, 12 << 20)]) });
-    let limit = Instant::now() + PATIENCE;
-    while served.handle.metrics().rpc.ends.get("stalled") == 0 {
-        assert!(Instant::now() < limit, "{:?}", served.handle.metrics().rpc.ends.list());
-        peer.call(&Ask::new(Request::Null)).await.replied();
+    for talks in [false, true] {
+        let served = serve("iwarp", "", |config| config.timers.stall_timeout = Duration::from_millis(300)).await;
+        let mut peer = served.connect().await;
+        let octets = value(13, 12 << 20);
+        stored(peer.call(&put_chunk("k", &octets)).await);
+        let mut deaf = served.connect().await;
+        let _pending = deaf.ask(&Ask { writes: vec![vec![12 << 20]], ..get(vec![range("k", 0, 12 << 20)]) });
+        let limit = Instant::now() + PATIENCE;
+        let mut said = Instant::now();
+        while served.handle.metrics().rpc.ends.get("stalled") == 0 {
+            assert!(Instant::now() < limit, "talks: {talks}, {:?}", served.handle.metrics().rpc.ends.list());
+            if talks && said.elapsed() > Duration::from_millis(50) {
+                said = Instant::now();
+                let (message, _pending) = deaf.prepare(&Ask::new(Request::Null));
+                deaf.try_send(&message);
+            }
+            peer.call(&Ask::new(Request::Null)).await.replied();
+        }
+        assert_eq!(peer.call(&Ask::new(Request::Null)).await.replied().answer, Answer::Null);
+        drop((deaf, peer));
+        served.until_quiet().await;
+        served.shutdown().await;
     }
-    assert_eq!(peer.call(&Ask::new(Request::Null)).await.replied().answer, Answer::Null);
-    drop((deaf, peer));
-    served.until_quiet().await;
-    served.shutdown().await;
 }
 
 #[actix::test]

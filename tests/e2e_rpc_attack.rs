@@ -1,10 +1,12 @@
-//! The RPC door among peers that send what a message was before octets of it were changed: whatever they say costs at most their
-//! own connection, a client beside them never notices, and in the end nothing is held that was not held before.
+//! The RPC door among peers that send what a message or private data was before octets of it were changed: whatever they say
+//! costs at most their own connection, a client beside them never notices, and in the end nothing is held that was not held
+//! before.
 //!
 //! It runs for a few seconds, from a seed that a failure prints. `BULKHEAD_ATTACK_SECONDS` and `BULKHEAD_ATTACK_SEED` say
 //! otherwise.
 
 use bulkhead::programs::bulkhead::{Deletion, GetRequest, ListRequest, Request, StatRequest, Status, Touch};
+use bulkhead::wire::rpcrdma::private_data::PrivateData;
 use common::Pattern;
 use rpc::raw::{Ask, Raw};
 use rpc::{FABRICS, Served, draft, get, got, key, more, put, put_chunk, range, serve, stored};
@@ -76,10 +78,27 @@ fn calls(octets: &[u8]) -> Vec<Ask<'static>> {
     asks
 }
 
-async fn attack(served: &Served, mut random: Random, vectors: &[Vec<u8>], until: Instant, rounds: &Cell<u64>) {
+async fn attack(
+    served: &Served,
+    mut random: Random,
+    (vectors, told): (&[Vec<u8>], &[Vec<u8>]),
+    until: Instant,
+    rounds: &Cell<u64>,
+) {
     let octets = Pattern(99).octets(0, 100_000);
     while Instant::now() < until {
-        let mut peer = served.connect().await;
+        let mut private_data = match random.below(4) {
+            0 => told[random.below(told.len())].clone(),
+            _ => PrivateData { remote_invalidate: true, send_bytes: 4096, receive_bytes: 4096 }.encode().to_vec(),
+        };
+        if random.below(2) > 0 {
+            random.mutate(&mut private_data);
+        }
+        private_data.truncate(56);
+        // Whatever it told, it receives 1,024 octets or more.
+        let receive_bytes = 1024 << random.below(3);
+        let dialled = Raw::dial_with(&*served.fabric, &served.address, &private_data, receive_bytes).await;
+        let mut peer = dialled.expect("private data of any kind is admitted");
         // Until its end, or for a while.
         for _ in 0..200 {
             if peer.ended.is_some() || Instant::now() >= until {
@@ -127,9 +146,15 @@ async fn peers_that_send_changed_messages_hurt_nobody() {
     let seed = setting("BULKHEAD_ATTACK_SEED", std::process::id().into());
     println!("BULKHEAD_ATTACK_SEED={seed}");
     let file: Value = serde_json::from_str(include_str!("vectors/rpcrdma.json")).unwrap();
-    let hex = file["vectors"].as_array().unwrap().iter().filter_map(|vector| vector["hex"].as_str());
     let octet = |hex: &str, at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
-    let vectors: Vec<Vec<u8>> = hex.map(|hex| (0..hex.len()).step_by(2).map(|at| octet(hex, at)).collect()).collect();
+    let octets = |hex: &str| -> Vec<u8> { (0..hex.len()).step_by(2).map(|at| octet(hex, at)).collect() };
+    let of = |is_told: bool| -> Vec<Vec<u8>> {
+        let all = file["vectors"].as_array().unwrap().iter();
+        let of = all.filter(|vector| (vector["class"] == "cm_private") == is_told);
+        of.filter_map(|vector| vector["hex"].as_str()).map(octets).collect()
+    };
+    let (vectors, told) = (of(false), of(true));
+    assert!(vectors.len() > 40 && told.len() > 5, "{} messages, {} private data", vectors.len(), told.len());
     for fabric in FABRICS {
         let served = Rc::new(serve(fabric, "attack", |_| {}).await);
         let mut good = served.connect().await;
@@ -137,9 +162,9 @@ async fn peers_that_send_changed_messages_hurt_nobody() {
         let rounds = Rc::new(Cell::new(0));
         let attackers: Vec<_> = (0..3)
             .map(|index| {
-                let (served, rounds, vectors) = (served.clone(), rounds.clone(), vectors.clone());
+                let (served, rounds, vectors, told) = (served.clone(), rounds.clone(), vectors.clone(), told.clone());
                 let random = Random(seed.wrapping_mul(31).wrapping_add(index));
-                actix::spawn(async move { attack(&served, random, &vectors, until, &rounds).await })
+                actix::spawn(async move { attack(&served, random, (&vectors, &told), until, &rounds).await })
             })
             .collect();
         serve_well(&mut good, until).await;

@@ -8,6 +8,7 @@ use bulkhead::wire::codec::Reader;
 use bulkhead::wire::onc_rpc::{AcceptStatus, Reply, ReplyHeader, Versions, Xid};
 use bulkhead::wire::rpcrdma::chunk::{ChunkLists, ReadSegment, Segment};
 use bulkhead::wire::rpcrdma::header::{Fixed, Header, Message, Placement, RdmaError};
+use bulkhead::wire::rpcrdma::private_data::PrivateData;
 use common::Pattern;
 use rpc::raw::{Ask, Outcome, Raw};
 use rpc::{FABRICS, Served, get, got, put, put_chunk, range, serve, stored};
@@ -213,7 +214,6 @@ async fn chunks_that_cannot_be_are_errors_and_nothing_of_them_is_touched() {
         // A PUT whose item is of no octets: 100 octets of stream, its item at the end.
         let empty = put("none", b"");
         let end = peer.prepare(&empty).0.len() as u32 - 28;
-        let many = vec![read(end, 1); 300];
         let lists = [
             ("not a multiple of four", reads(vec![read(end + 2, 8)])),
             ("past the stream", reads(vec![read(end + 4, 8)])),
@@ -247,7 +247,6 @@ async fn chunks_that_cannot_be_are_errors_and_nothing_of_them_is_touched() {
         assert!(matches!(peer.call(&off).await, Outcome::Fault(ReplyFault::Unsuccessful(AcceptStatus::GarbageArgs))));
         let roomy = Ask { cuts: Some(vec![5, 3]), ..put("none", &[1; 5]) };
         stored(peer.call(&roomy).await);
-        drop(many);
         drop(peer);
         served.until_quiet().await;
         served.shutdown().await;
@@ -338,6 +337,50 @@ async fn a_write_into_memory_that_is_gone_ends_the_connection_and_no_other() {
         peer.end().await;
         good.call(&Ask::new(Request::Null)).await.replied();
         drop((peer, good));
+        served.until_quiet().await;
+        served.shutdown().await;
+    }
+}
+
+/// The peer told more than it receives: the Send of an answer fails, which costs that connection and nothing else.
+#[actix::test]
+async fn an_answer_that_finds_no_room_at_its_peer_ends_the_connection_and_no_other() {
+    for fabric in FABRICS {
+        let served = serve(fabric, "room", |config| config.rpc.inline_bytes = 16_384).await;
+        let mut good = served.connect().await;
+        stored(good.call(&put_chunk("k", &Pattern(1).octets(0, 100_000))).await);
+        let told = PrivateData { remote_invalidate: false, send_bytes: 16_384, receive_bytes: 16_384 }.encode();
+        let mut peer = Raw::dial_with(&*served.fabric, &served.address, &told, 4096).await.unwrap();
+        peer.call(&Ask::new(Request::Null)).await.replied();
+        let _pending = peer.ask(&get(vec![range("k", 0, 10_000)]));
+        peer.end().await;
+        good.call(&Ask::new(Request::Null)).await.replied();
+        drop((peer, good));
+        served.until_quiet().await;
+        served.shutdown().await;
+    }
+}
+
+/// What a program says to a call of which it knows nothing better than that it is a call.
+#[actix::test]
+async fn a_call_of_another_rpc_version_or_credential_is_denied_and_one_that_is_cut_is_garbage() {
+    for fabric in FABRICS {
+        let (served, mut peer) = with_values(fabric, "denied").await;
+        let null = Ask::new(Request::Null);
+        let short = get(vec![range("k", 0, 10)]);
+        for (ask, at, value) in [(&null, 36, 3), (&short, 52, 6)] {
+            let message = changed(&mut peer, ask, |message| {
+                message[at..at + 4].copy_from_slice(&u32::to_be_bytes(value));
+            });
+            let answers = said(&mut peer, &message).await;
+            assert!(matches!(reply(&answers[0]), Reply::Denied(_)), "word at {at} is {value}");
+        }
+        for cut in [1, 4, 8] {
+            let message = changed(&mut peer, &short, |message| message.truncate(message.len() - cut));
+            let answers = said(&mut peer, &message).await;
+            assert_eq!(reply(&answers[0]), Reply::accepted(AcceptStatus::GarbageArgs), "{cut} octets less");
+        }
+        drop(peer);
         served.until_quiet().await;
         served.shutdown().await;
     }
