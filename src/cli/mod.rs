@@ -3,6 +3,7 @@
 mod bench;
 mod doctor;
 mod get;
+mod ls;
 mod part_file;
 mod pool;
 mod progress;
@@ -50,6 +51,7 @@ enum Command {
     Put(put::Args),
     Get(get::Args),
     Rm(rm::Args),
+    Ls(ls::Args),
     Stat(stat::Args),
     Stats(stats::Args),
     Bench(bench::Args),
@@ -105,6 +107,7 @@ pub fn run() -> Result<Exit, Failure> {
         Command::Put(args) => put::run(args),
         Command::Get(args) => get::run(args),
         Command::Rm(args) => rm::run(args),
+        Command::Ls(args) => ls::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Stats(args) => stats::run(args),
         Command::Bench(args) => bench::run(args),

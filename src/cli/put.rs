@@ -27,7 +27,7 @@ Stdin is spooled to a nameless file in $TMPDIR, else /var/tmp.";
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Key of the value, 1 to 250 octets
+    /// Key of the value, 1 to 250 octets; over RPC 1 to 1,024
     key: OsString,
     /// File to store; `-` is stdin
     file: PathBuf,

@@ -39,6 +39,8 @@ pub struct Plan {
     pub op: Op,
     /// Requests in flight, at least 1.
     pub depth: usize,
+    /// Values in one call, where a protocol has that, at least 1.
+    pub batch: usize,
     /// Check every octet read; send octets that can be checked.
     pub is_checked: bool,
     /// Ask only for keys stored in this run.
@@ -503,7 +505,8 @@ mod tests {
 
     fn driver(op: Op, sizes: &str, count: u32, depth: usize) -> Driver {
         let items = Arc::new(values::items("k", count, sizes.parse().unwrap()));
-        let plan = Plan { op, depth, is_checked: true, only_stored: false, deadline: None, count_max: u64::MAX };
+        let plan =
+            Plan { op, depth, batch: 1, is_checked: true, only_stored: false, deadline: None, count_max: u64::MAX };
         Driver::new(plan, items, Pick::Each { next: 0, step: 1 })
     }
 

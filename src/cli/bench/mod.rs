@@ -4,6 +4,7 @@ mod driver;
 mod histogram;
 mod native;
 mod phase;
+mod rpc;
 mod values;
 
 use std::sync::Arc;
@@ -25,10 +26,11 @@ Examples:
   bulkhead bench --op get --size 1MiB --connections 4
   bulkhead bench --op set --size 64KiB --connections 2 --depth 8 --seconds 5 --json
   bulkhead bench --op get --size 1MiB..8MiB --keys 940 --verify     4 GiB, every octet checked
+  bulkhead bench --op get --size 64KiB --batch 64 --server rpc+iwarp://127.0.0.1:20049
 
 get first loads its keys, unless --no-load. set --verify reads back afterwards what was stored. Latencies run \
 from a request's first octet written to its reply's last octet read; ttfb is the time to the value's first octet \
-with one request in flight on each connection (measured in a short run of its own if --depth is more than 1). \
+with one request in flight on each connection (measured in a short run of its own if --depth is more than 1); over RPC a value is seen when it is whole. \
 Exit code 1 means that requests failed, 76 that values came back wrong.";
 
 /// Measure a server
@@ -47,6 +49,9 @@ pub struct Args {
     /// Requests in flight on each connection
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     depth: u32,
+    /// get over RPC: values in one call; at least so many requests are in flight
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    batch: u32,
     /// Length of the run in seconds, or with a unit
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     seconds: Duration,
@@ -113,22 +118,32 @@ impl Bench {
 pub fn run(args: Args) -> Result<Exit, Failure> {
     let url = args.server.url()?;
     let options = args.server.options();
-    let version = AnyClient::connect(url.clone(), options)?.version()?;
+    if args.batch > 1 && !(url.is_rpc() && args.op == Op::Get) {
+        return Err(Failure::new(Exit::Usage, "only get over RPC has several values in a call".to_owned()));
+    }
+    rpc::refuse_lengths(&url, args.op, args.size.max()).map_err(|text| Failure::new(Exit::Usage, text))?;
+    let version = match args.server.connect()? {
+        // There is no procedure that tells it.
+        AnyClient::Rpc(mut client) => client.ping().map(|()| None)?,
+        mut client => Some(client.version()?),
+    };
     let pingpong = phase::pingpong_64_p50_us()
         .map_err(|err| Failure::new(Exit::Unavailable, format!("no ping-pong over loopback: {err}")))?;
-    let connections =
-        (0..args.connections).map(|_| Connection::connect(&url, options)).collect::<Result<Vec<_>, _>>()?;
+    let connections = (0..args.connections)
+        .map(|_| Connection::connect(&url, options, args.server.rpc_options()))
+        .collect::<Result<Vec<_>, _>>()?;
     let items = Arc::new(values::items(&args.key_prefix, args.keys, args.size));
     let mut bench = Bench { items, connections, stall_timeout: options.io_timeout };
     let plan = Plan {
         op: args.op,
-        depth: args.depth as usize,
+        depth: args.depth.max(args.batch) as usize,
+        batch: args.batch as usize,
         is_checked: args.verify,
         only_stored: false,
         deadline: None,
         count_max: u64::MAX,
     };
-    let one_by_one = Plan { depth: 1, ..plan.clone() };
+    let one_by_one = Plan { depth: 1, batch: 1, ..plan.clone() };
 
     let mut loaded = None;
     if args.op == Op::Get && !args.no_load {
@@ -139,7 +154,7 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
     let main = bench.run(&plan, Some(args.seconds), true)?;
     let mut first_octet = main.tally.first_octet.clone();
     let mut extra = Tally::new();
-    if args.op == Op::Get && args.depth > 1 {
+    if args.op == Op::Get && plan.depth > 1 {
         let phase = bench.run(&Plan { count_max: 200, ..one_by_one.clone() }, Some(Duration::from_secs(1)), true)?;
         first_octet = phase.tally.first_octet.clone();
         extra.merge(phase.tally);
@@ -162,7 +177,8 @@ pub fn run(args: Args) -> Result<Exit, Failure> {
         "version": version,
         "size": args.size.to_string(),
         "connections": args.connections,
-        "depth": args.depth,
+        "depth": plan.depth,
+        "batch": plan.batch,
         "keys": args.keys,
         "seconds": main.seconds,
         "operations": tally.operations,

@@ -5,26 +5,30 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bulkhead::client::{ClientError, NativeClient, Options, ServerUrl, Stream};
+use bulkhead::client::{ClientError, NativeClient, Options, RpcClient, RpcOptions, ServerUrl, Stream};
 use tokio::io::Interest;
 
 use super::driver::{Driver, Tally};
 use super::histogram::Histogram;
-use super::native;
+use super::{native, rpc};
 
 /// Up to so many connections each have a thread, which costs the fewest system calls.
 const THREADS_MAX: usize = 64;
 
-/// One connection to the server, of either kind.
+/// One connection to the server, of any kind.
 pub enum Connection {
     Stream(Stream),
     Native(Box<NativeClient>),
+    Rpc(Box<RpcClient>),
 }
 
 impl Connection {
     /// # Errors
-    /// [`ClientError::Unreachable`], and for native servers those of [`NativeClient::connect`].
-    pub fn connect(url: &ServerUrl, options: Options) -> Result<Self, ClientError> {
+    /// [`ClientError::Unreachable`], and those of [`NativeClient::connect`] or [`RpcClient::connect`].
+    pub fn connect(url: &ServerUrl, options: Options, rpc_options: RpcOptions) -> Result<Self, ClientError> {
+        if url.is_rpc() {
+            return RpcClient::connect(url.clone(), rpc_options).map(Box::new).map(Self::Rpc);
+        }
         if url.is_native() {
             return NativeClient::connect(url.clone(), options).map(Box::new).map(Self::Native);
         }
@@ -58,10 +62,10 @@ pub fn run(
     stall_timeout: Duration,
     make: impl Fn(Option<Instant>, usize) -> Driver + Sync,
 ) -> io::Result<Phase> {
-    // A native client sleeps on its own lane, so each has a thread, however many there are.
-    let is_native = connections.iter().any(|connection| matches!(connection, Connection::Native(_)));
+    // A client over a fabric sleeps on its own lane, so each has a thread, however many there are.
+    let is_on_lanes = connections.iter().any(|connection| !matches!(connection, Connection::Stream(_)));
     let thread_count = match connections.len() {
-        count if count <= THREADS_MAX || is_native => count.max(1),
+        count if count <= THREADS_MAX || is_on_lanes => count.max(1),
         _ => thread::available_parallelism().map_or(1, |cores| cores.get()),
     };
     let share = connections.len().div_ceil(thread_count).max(1);
@@ -85,7 +89,7 @@ pub fn run(
                 } else {
                     let drivers = group.into_iter().filter_map(|(index, connection)| match connection {
                         Connection::Stream(stream) => Some((make(deadline, index), stream)),
-                        Connection::Native(_) => None,
+                        Connection::Native(_) | Connection::Rpc(_) => None,
                     });
                     drive_many(drivers.collect(), stall_timeout)
                 }
@@ -117,6 +121,10 @@ fn drive_blocking(mut driver: Driver, connection: Connection) -> (Tally, Option<
         Connection::Stream(stream) => drive_stream(&mut driver, stream).map(Connection::Stream),
         Connection::Native(mut client) => match native::drive(&mut driver, &mut client) {
             Ok(()) => Ok(Connection::Native(client)),
+            Err(err) => Err(io::Error::other(err)),
+        },
+        Connection::Rpc(mut client) => match rpc::drive(&mut driver, &mut client) {
+            Ok(()) => Ok(Connection::Rpc(client)),
             Err(err) => Err(io::Error::other(err)),
         },
     };

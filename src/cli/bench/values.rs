@@ -26,6 +26,13 @@ impl FromStr for SizeRange {
     }
 }
 
+impl SizeRange {
+    /// The longest.
+    pub const fn max(self) -> u64 {
+        self.max
+    }
+}
+
 impl fmt::Display for SizeRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.min == self.max {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::link::{Link, RpcOptions};
-use super::objects::{PutOptions, PutPlan, put_version, refused, ttl_s, yes_or_no};
+use super::link::{Link, RpcOptions, random};
+use super::objects::{PutOptions, PutPlan, deadline_us, put_version, refused, ttl_s, yes_or_no};
 use super::operation::{self, GetRange, GotRange, OfKeys, Operation};
 use super::port::{Finished, Lent};
 use super::raw::RawCall;
@@ -148,7 +148,8 @@ impl AsyncRpcClient {
         let (told, terms) = watch::channel(terms);
         let (url, options) = (link.url().clone(), *link.options());
         tokio::spawn(drive(link, watched, received, cancelled, told));
-        Ok(Self { url, options, calls, cancels, terms, next_id: Arc::default(), next_draft: Arc::default() })
+        let next_draft = Arc::new(AtomicU64::new(random()));
+        Ok(Self { url, options, calls, cancels, terms, next_id: Arc::default(), next_draft })
     }
 
     /// The server's name.
@@ -198,9 +199,8 @@ impl AsyncRpcClient {
         ranges: &[GetRange],
         deadline: Option<Duration>,
     ) -> Result<Vec<GotRange>, ClientError> {
-        let deadline_us = deadline.map_or(0, |deadline| u32::try_from(deadline.as_micros().max(1)).unwrap_or(u32::MAX));
         let terms = *self.terms.borrow();
-        let calls = operation::gets(ranges, self.options.crc32c, deadline_us, &terms)?;
+        let calls = operation::gets(ranges, self.options.crc32c, deadline_us(deadline), &terms)?;
         let mut got = Vec::with_capacity(ranges.len());
         for (settled, answered, answer) in self.run_all(calls.into_iter().map(|(_, operation)| operation)).await? {
             got.extend(operation::ranges(&settled, &answered, answer));
@@ -467,6 +467,11 @@ impl UnderWay {
         }
     }
 
+    /// Somebody waits for a call.
+    fn is_waited_for(&self) -> bool {
+        self.waiting.values().any(|(_, answer)| !answer.is_closed())
+    }
+
     fn settle(&mut self, mut finished: Finished, link: &Link) {
         let Some((id, answer)) = self.waiting.remove(&finished.xid) else { return };
         self.xids.remove(&id);
@@ -477,7 +482,7 @@ impl UnderWay {
     }
 }
 
-/// Owns the link until nobody can ask any more.
+/// Owns the link until nobody can ask any more, and nobody waits.
 async fn drive(
     mut link: Link,
     watched: Watched,
@@ -486,7 +491,9 @@ async fn drive(
     told: watch::Sender<Terms>,
 ) {
     let mut under_way = UnderWay::default();
-    loop {
+    let mut is_open = true;
+    // Calls outlive the clients that made them.
+    while is_open || under_way.is_waited_for() {
         while link.pending_count() < PENDING_COUNT_MAX
             && let Ok(command) = calls.try_recv()
         {
@@ -498,10 +505,9 @@ async fn drive(
         tokio::select! {
             biased;
             () = moved(&mut link, &watched) => {}
-            command = calls.recv(), if under_way.waiting.len() < PENDING_COUNT_MAX => match command {
+            command = calls.recv(), if is_open && under_way.waiting.len() < PENDING_COUNT_MAX => match command {
                 Some(command) => under_way.accept(command, &mut link),
-                // Whoever waits has a client, so nobody waits.
-                None => return,
+                None => is_open = false,
             },
             Some((id, when)) = cancels.recv() => under_way.cancel(id, when, &mut link),
         }

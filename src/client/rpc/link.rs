@@ -1,6 +1,7 @@
 //! One server, over as many connections as it takes, and the turns that move its calls. Nothing here sleeps.
 
 use std::collections::VecDeque;
+use std::hash::BuildHasher;
 use std::io::{self, ErrorKind};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use super::port::{Finished, Lent, Port, attributes};
 use crate::client::{ClientError, Options, ServerUrl};
 use crate::fabric::spin::Spin;
 use crate::fabric::{Address, Event, Fabric, Lane};
+use crate::programs::bulkhead::PUT_BYTES_MAX;
 use crate::wire::onc_rpc::Xid;
 use crate::wire::rpcrdma::private_data::PrivateData;
 use crate::wire::rpcrdma::requester::{Call, Cancel, Failure, Settings, Terms};
@@ -38,7 +40,7 @@ pub struct RpcOptions {
     pub credits: NonZeroU32,
     /// Memory of more octets is offered in segments of so many.
     pub segment_bytes_max: NonZeroU32,
-    /// Octets of a value in one call, where it is read from a reader or written to a writer.
+    /// Octets of a value in one call, where it is read from a reader or written to a writer: 1 to 2^30.
     pub range_bytes: u32,
     /// Such calls under way at a time.
     pub range_count: NonZeroU32,
@@ -72,8 +74,6 @@ impl From<Options> for RpcOptions {
 
 impl RpcOptions {
     fn settings(&self) -> Settings {
-        // Clients that start at the same time, and those that start again, count from somewhere else.
-        let random = ahash::RandomState::new().hash_one(std::process::id());
         Settings {
             own: PrivateData {
                 remote_invalidate: true,
@@ -84,9 +84,16 @@ impl RpcOptions {
             segment_bytes_max: self.segment_bytes_max,
             reply_timeout: self.reply_timeout,
             attempts_max: self.attempts_max,
-            first_xid: Xid(random as u32),
+            first_xid: Xid(random() as u32),
         }
     }
+}
+
+/// Where to count from: somewhere else for each client, also for those that start at the same time and those that start
+/// again. A server that remembers calls tells them apart by what is counted.
+pub(super) fn random() -> u64 {
+    // Keyed by the system for each process, and differently each time.
+    std::collections::hash_map::RandomState::new().hash_one(std::process::id())
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +141,7 @@ impl Link {
     ) -> Result<Self, ClientError> {
         use crate::wire::rpcrdma::private_data::{INLINE_BYTES_MAX, INLINE_BYTES_MIN};
         let range = INLINE_BYTES_MIN..=INLINE_BYTES_MAX;
-        if !range.contains(&options.inline_bytes) || options.range_bytes == 0 {
+        if !range.contains(&options.inline_bytes) || !(1..=PUT_BYTES_MAX).contains(&options.range_bytes) {
             let what = format!("{} octets inline and {} a range", options.inline_bytes, options.range_bytes);
             return Err(ClientError::Local { source: io::Error::new(ErrorKind::InvalidInput, what) });
         }

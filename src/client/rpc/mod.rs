@@ -19,7 +19,7 @@
 //!
 //! | part | what it is |
 //! |---|---|
-//! | [`RpcClient`] | blocking: calls of program `bulkhead`, [`call`](RpcClient::call) for any other; or [`submit`](RpcClient::submit), [`wait`](RpcClient::wait) and [`cancel`](RpcClient::cancel) |
+//! | [`RpcClient`] | blocking: calls of program `bulkhead`, [`call`](RpcClient::call) for any other; or [`submit`](RpcClient::submit), [`submit_ranges`](RpcClient::submit_ranges), [`submit_put`](RpcClient::submit_put), and wait for them or cancel them later |
 //! | [`AsyncRpcClient`] | the same for tasks of tokio: calls of all clones share one connection and overlap |
 //! | [`RawCall`] | a call of any program, with items that may travel in chunks |
 //! | [`port`] | a requester with queue pairs and memory |
@@ -37,7 +37,7 @@ mod raw;
 
 pub use asynchronous::{AsyncCall, AsyncRpcClient};
 pub use link::RpcOptions;
-pub use objects::{KeyIter, PutOptions};
+pub use objects::{KeyIter, PutCall, PutOptions, RangesCall};
 pub use operation::{GetRange, GotRange};
 pub use port::{Answer, Argument};
 pub use raw::RawCall;
@@ -72,6 +72,7 @@ pub struct RpcClient {
     spans: Vec<SharedSpan>,
     /// Memory of ranges on their way out: some is still lent.
     lent: Vec<SharedSpan>,
+    /// Of the next value, from anywhere on.
     next_draft: u64,
 }
 
@@ -98,7 +99,8 @@ impl RpcClient {
     }
 
     fn make(link: Link) -> Result<Self, ClientError> {
-        let mut client = Self { link, done: HashMap::new(), spans: Vec::new(), lent: Vec::new(), next_draft: 0 };
+        let (done, spans, lent) = (HashMap::new(), Vec::new(), Vec::new());
+        let mut client = Self { link, done, spans, lent, next_draft: link::random() };
         client.terms()?;
         Ok(client)
     }

@@ -3,16 +3,16 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::operation::{self, GetRange, GotRange, OfKeys, Operation};
 use super::port::{Argument, Finished};
-use super::{CallId, RpcClient};
+use super::{CallId, Cancel, RpcClient};
 use crate::client::{ClientError, Info};
 use crate::fabric::SharedSpan;
 use crate::programs::bulkhead::{
-    Answer, Entry, Expectation, Item, LIST_BYTES_MAX, LIST_ENTRIES_MAX, ListRequest, Page, PinnedVersion, Put, PutMore,
-    PutResult, Stat, Status,
+    Answer, Entry, Expectation, Item, LIST_BYTES_MAX, LIST_ENTRIES_MAX, ListRequest, PUT_BYTES_MAX, Page,
+    PinnedVersion, Put, PutMore, PutResult, Stat, Status,
 };
 use crate::store::Condition;
 
@@ -40,6 +40,11 @@ impl Default for PutOptions {
 /// Seconds to live as the program counts them: 0 is for ever.
 pub(super) fn ttl_s(ttl: Option<Duration>) -> u32 {
     ttl.map_or(0, |ttl| u32::try_from(ttl.as_secs().max(1)).unwrap_or(u32::MAX))
+}
+
+/// A deadline as the program counts it: 0 is none.
+pub(super) fn deadline_us(deadline: Option<Duration>) -> u32 {
+    deadline.map_or(0, |deadline| u32::try_from(deadline.as_micros().max(1)).unwrap_or(u32::MAX))
 }
 
 pub(super) fn refused(status: Status) -> ClientError {
@@ -123,12 +128,43 @@ impl RpcClient {
         ranges: &[GetRange],
         deadline: Option<Duration>,
     ) -> Result<Vec<GotRange>, ClientError> {
-        let deadline_us = deadline.map_or(0, |deadline| u32::try_from(deadline.as_micros().max(1)).unwrap_or(u32::MAX));
+        let call = self.submit_ranges(ranges, deadline)?;
+        self.wait_ranges(call)
+    }
+
+    /// As [`get_ranges`](Self::get_ranges), without waiting: the calls are on their way.
+    ///
+    /// # Errors
+    /// [`ClientError::RpcKey`], [`ClientError::Local`] for memory that cannot be used, and those of the connection.
+    pub fn submit_ranges(
+        &mut self,
+        ranges: &[GetRange],
+        deadline: Option<Duration>,
+    ) -> Result<RangesCall, ClientError> {
         let terms = self.terms()?;
-        let calls = operation::gets(ranges, self.link.options().crc32c, deadline_us, &terms)?;
-        let mut got = Vec::with_capacity(ranges.len());
-        self.run_all(calls, |_, finished, answered, answer| got.extend(operation::ranges(finished, answered, answer)))?;
+        let calls = operation::gets(ranges, self.link.options().crc32c, deadline_us(deadline), &terms)?;
+        Ok(RangesCall { calls: self.submit_all(calls) })
+    }
+
+    /// Waits for what became of each range.
+    ///
+    /// # Errors
+    /// As [`get_ranges`](Self::get_ranges).
+    pub fn wait_ranges(&mut self, call: RangesCall) -> Result<Vec<GotRange>, ClientError> {
+        let mut got = Vec::new();
+        self.settle_all(call.calls, |finished, answered, answer| {
+            got.extend(operation::ranges(finished, answered, answer));
+        })?;
         Ok(got)
+    }
+
+    /// Gives ranges up, and waits until nobody can reach their memory. `false` if all of them have come already.
+    pub fn cancel_ranges(&mut self, call: RangesCall, when: Cancel) -> bool {
+        for (id, _) in &call.calls {
+            self.link.cancel(id.0, when);
+        }
+        let ends = call.calls.into_iter().map(|(id, _)| self.wait_finished(id).outcome.is_err());
+        ends.fold(false, |any, is_given_up| any | is_given_up)
     }
 
     /// Streams a value into `sink`; `None` is a miss. On an error `sink` may hold a part of the value.
@@ -194,7 +230,7 @@ impl RpcClient {
         });
         for (id, ..) in stream.under_way {
             let finished = self.wait_finished(id);
-            self.spans.extend(finished.lent.results.into_iter().flatten());
+            self.spans.extend(finished.lent.results.into_iter().flatten().map(|span| span.whole()));
         }
         outcome.map(|sink| Some((info, sink)))
     }
@@ -233,8 +269,7 @@ impl RpcClient {
         len: u64,
         options: PutOptions,
     ) -> Result<u64, ClientError> {
-        self.next_draft += 1;
-        let plan = PutPlan { key: key.as_ref(), draft: self.next_draft, len, options };
+        let plan = PutPlan { key: key.as_ref(), draft: self.mint_draft(), len, options };
         let mut under_way: VecDeque<(CallId, Expectation)> = VecDeque::new();
         let outcome = self.put_ranges(&plan, value, &mut under_way);
         let is_begun = !under_way.is_empty() || len > u64::from(self.link.options().range_bytes);
@@ -251,6 +286,54 @@ impl RpcClient {
             }
             (Err(error), _) | (_, Err(error)) => Err(error),
         }
+    }
+
+    /// Stores all of `value` in one call, without waiting for it. The memory is lent meanwhile: nobody writes to it.
+    ///
+    /// # Errors
+    /// [`ClientError::RpcKey`]; [`ClientError::Local`] for a value of more than 2^30 octets or memory that begins at no
+    /// multiple of 8 octets; and those of the connection.
+    pub fn submit_put(
+        &mut self,
+        key: impl AsRef<[u8]>,
+        value: &SharedSpan,
+        options: PutOptions,
+    ) -> Result<PutCall, ClientError> {
+        if value.len() as u64 > u64::from(PUT_BYTES_MAX) || !value.is_aligned() {
+            let what = "a value in one call has at most 2^30 octets and begins at a multiple of 8";
+            return Err(ClientError::Local { source: io::Error::new(ErrorKind::InvalidInput, what) });
+        }
+        self.terms()?;
+        let crc32c = self.link.options().crc32c.then(|| operation::crc32c_of(value, value.len()));
+        let plan = PutPlan { key: key.as_ref(), draft: self.mint_draft(), len: value.len() as u64, options };
+        let data = match value.is_empty() {
+            true => Argument::Octets(Vec::new()),
+            false => Argument::Span(value.clone()),
+        };
+        let Operation { call, lent, expectation } = plan.call(0, data, crc32c)?;
+        let id = self.submit_call(call, lent);
+        self.link.turn(Instant::now());
+        Ok(PutCall { id, expectation })
+    }
+
+    /// Waits for the end of a [`submit_put`](Self::submit_put), and gives the version.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub fn wait_put(&mut self, call: PutCall) -> Result<u64, ClientError> {
+        self.put_settle(call.id, &call.expectation)
+    }
+
+    /// Gives a [`submit_put`](Self::submit_put) up, and waits until nobody can reach its memory. `false` if its reply has
+    /// come already; else the value may be stored or not.
+    pub fn cancel_put(&mut self, call: PutCall, when: Cancel) -> bool {
+        self.cancel(call.id, when)
+    }
+
+    /// A number for a draft.
+    fn mint_draft(&mut self) -> u64 {
+        self.next_draft = self.next_draft.wrapping_add(1);
+        self.next_draft
     }
 
     fn put_ranges(
@@ -288,7 +371,7 @@ impl RpcClient {
             let Operation { call, lent, expectation } = plan.call(offset, data, crc32c)?;
             under_way.push_back((self.submit_call(call, lent), expectation));
             self.lent.push(span);
-            self.link.turn(std::time::Instant::now());
+            self.link.turn(Instant::now());
             offset += count as u64;
             if offset == plan.len {
                 return Ok(version);
@@ -478,7 +561,7 @@ impl RpcClient {
         }
         // Until it is over, the call alone has the memory.
         drop(span);
-        self.link.turn(std::time::Instant::now());
+        self.link.turn(Instant::now());
         Ok(())
     }
 
@@ -493,7 +576,11 @@ impl RpcClient {
             let span = finished.lent.results.pop().flatten();
             let (Some(got), Some(span)) = (got.first().copied(), span) else { return Ok(None) };
             match got.status {
-                Status::Ok if got.count == len || offset + u64::from(got.count) == got.len || got.len <= offset => {
+                Status::Ok
+                    if got.count == len
+                        || offset.checked_add(got.count.into()) == Some(got.len)
+                        || got.len <= offset =>
+                {
                     return Ok(Some((got, span.whole())));
                 }
                 Status::Ok => return Err(refused(Status::IoError)),
@@ -518,21 +605,25 @@ impl RpcClient {
         self.read(finished, &expectation).map(|(_, answer)| answer)
     }
 
-    /// Makes all calls, then hands out the answers in their order.
-    fn run_all(
+    fn submit_all(&mut self, calls: Vec<(Range<usize>, Operation)>) -> Vec<(CallId, Expectation)> {
+        let submit = |(_, Operation { call, lent, expectation })| (self.submit_call(call, lent), expectation);
+        let under_way = calls.into_iter().map(submit).collect();
+        // So that they are on their way.
+        self.link.turn(Instant::now());
+        under_way
+    }
+
+    /// Waits for all calls, and hands out the answers in their order.
+    fn settle_all(
         &mut self,
-        calls: Vec<(Range<usize>, Operation)>,
-        mut take: impl FnMut(Range<usize>, &Finished, &super::Answer, Answer),
+        calls: Vec<(CallId, Expectation)>,
+        mut take: impl FnMut(&Finished, &super::Answer, Answer),
     ) -> Result<(), ClientError> {
-        let mut under_way = Vec::with_capacity(calls.len());
-        for (of, Operation { call, lent, expectation }) in calls {
-            under_way.push((of, self.submit_call(call, lent), expectation));
-        }
         let mut first_error = None;
-        for (of, id, expectation) in under_way {
+        for (id, expectation) in calls {
             let finished = self.wait_finished(id);
             match self.read_whole(finished, &expectation) {
-                Ok((finished, answered, answer)) => take(of, &finished, &answered, answer),
+                Ok((finished, answered, answer)) => take(&finished, &answered, answer),
                 // The others are waited for all the same: they have memory.
                 Err(error) => drop(first_error.get_or_insert(error)),
             }
@@ -548,7 +639,8 @@ impl RpcClient {
     ) -> Result<(), ClientError> {
         let terms = self.terms()?;
         let calls = operation::of_keys(what, keys, &terms)?;
-        self.run_all(calls, |_, _, _, answer| take(answer))
+        let under_way = self.submit_all(calls);
+        self.settle_all(under_way, |_, _, answer| take(answer))
     }
 
     fn statuses<K: AsRef<[u8]>>(&mut self, what: OfKeys, keys: &[K]) -> Result<Vec<Status>, ClientError> {
@@ -577,6 +669,21 @@ impl RpcClient {
         let answer = operation::read(&finished, &answered, expectation, self.link.url())?;
         Ok((finished, answered, answer))
     }
+}
+
+/// Ranges asked for, see [`RpcClient::submit_ranges`].
+#[derive(Debug)]
+#[must_use = "what became of it is kept until somebody waits for it"]
+pub struct RangesCall {
+    calls: Vec<(CallId, Expectation)>,
+}
+
+/// A value under way, see [`RpcClient::submit_put`].
+#[derive(Debug)]
+#[must_use = "what became of it is kept until somebody waits for it"]
+pub struct PutCall {
+    id: CallId,
+    expectation: Expectation,
 }
 
 /// A value that is read by ranges.
