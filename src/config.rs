@@ -26,6 +26,7 @@ pub use crate::machine::numa::Pin;
 pub use fabric::NO_VERBS;
 pub use fabric::{FabricAddress, FabricKind, Native, NativeAddress, Rpc, RpcAddress, Speech};
 pub use file::machine_memory_bytes;
+pub(crate) use file::user_id;
 use file::{File, Machine};
 pub use network::Network;
 pub use units::{Auto, ByteSize, Switch, TimeSpan};
@@ -154,6 +155,8 @@ pub struct RpcConfig {
     pub connections_max: usize,
     /// As [`NativeConfig::allow`].
     pub allow: Vec<Network>,
+    /// The socket of the rpcbind where RPC doors are registered; `None`: they are not.
+    pub rpcbind: Option<PathBuf>,
 }
 
 /// Timers.
@@ -205,6 +208,7 @@ pub struct Flags {
     pub native_allow: Vec<Network>,
     pub rpc: Option<Vec<RpcAddress>>,
     pub rpc_allow: Vec<Network>,
+    pub rpcbind: Option<Switch<String>>,
     pub admin: Option<Switch<SocketAddr>>,
     pub pools: Vec<PoolConfig>,
     pub memory: Option<ByteSize>,
@@ -374,6 +378,9 @@ impl Flags {
             let networks = self.rpc_allow.iter().map(Network::to_string).collect::<Vec<_>>();
             layer.push(("rpc.allow", networks.into()));
         }
+        if let Some(rpcbind) = &self.rpcbind {
+            layer.push(("rpc.rpcbind", rpcbind.to_string().into()));
+        }
         if let Some(admin) = &self.admin {
             layer.push(("listen.admin", admin.to_string().into()));
         }
@@ -450,7 +457,24 @@ impl Config {
         self.timers.check()?;
         within("native.connections_max", self.native.connections_max, 1, 65_536)?;
         self.rpc.check()?;
+        self.check_rpcbind()?;
         within("lanes", self.lanes, 1, 1024)
+    }
+
+    fn check_rpcbind(&self) -> Result<(), ConfigError> {
+        let Some(path) = &self.rpc.rpcbind else { return Ok(()) };
+        let shown = path.display();
+        require(path.is_absolute(), || {
+            format!("rpc.rpcbind = \"{shown}\": want \"off\" or the absolute path of rpcbind's socket")
+        })?;
+        let bytes = path.as_os_str().as_bytes().len();
+        require(bytes <= UNIX_PATH_BYTES_MAX, || {
+            format!("rpc.rpcbind = \"{shown}\" has {bytes} octets: a socket's path has at most {UNIX_PATH_BYTES_MAX}")
+        })?;
+        let has_address = self.listen.rpc.iter().any(|rpc| matches!(rpc.address, Address::Socket(_)));
+        require(has_address, || {
+            format!("rpc.rpcbind = \"{shown}\", and listen.rpc has no door with an address to register there")
+        })
     }
 }
 
@@ -661,9 +685,9 @@ mod tests {
 
     #[test]
     fn printed_settings_read_back_the_same() {
-        let toml = "lanes = 3\npin = [4, 2]\n[listen]\nunix = [\"/run/b.sock\"]\nadmin = \"off\"\n[store]\nmemory = \"100MiB\"\n\
+        let toml = "lanes = 3\npin = [4, 2]\n[listen]\nunix = [\"/run/b.sock\"]\nadmin = \"off\"\nrpc = [\"rpc+iwarp://127.0.0.1:9\"]\n[store]\nmemory = \"100MiB\"\n\
             value_max = 1000001\npinned_share = 0.5\npools = [\"/a:4GiB\", { dir = \"/b:7\" }]\n\
-            [timers]\nidle_timeout = \"1500ms\"\n[native]\nallow = [\"10.0.0.0/8\", \"::1\"]\n[rpc]\ninline = \"8KiB\"\ncredits = 7\nreads = 3\nlong = \"64KiB\"\nsegments = 99\n[log]\nformat = \"json\"";
+            [timers]\nidle_timeout = \"1500ms\"\n[native]\nallow = [\"10.0.0.0/8\", \"::1\"]\n[rpc]\nrpcbind = \"/run/b.sock\"\ninline = \"8KiB\"\ncredits = 7\nreads = 3\nlong = \"64KiB\"\nsegments = 99\n[log]\nformat = \"json\"";
         for toml in ["", toml] {
             let settings = load(toml, &[], &Flags::default()).unwrap();
             assert_eq!(load(&settings.to_toml(), &[], &Flags::default()).unwrap(), settings);
@@ -722,6 +746,7 @@ mod tests {
             native_allow: vec!["10.0.0.0/8".parse().unwrap()],
             rpc: Some(vec!["rpc+iwarp://127.0.0.1:9".parse().unwrap()]),
             rpc_allow: vec!["fd00::/8".parse().unwrap()],
+            rpcbind: Some(Switch::On("/run/rpcbind.sock".to_owned())),
             lanes: Some(5),
             pin: Some(Pin::Cores(vec![1, 0])),
             log_level: Some("bulkhead=debug".to_owned()),
@@ -732,6 +757,7 @@ mod tests {
         assert_eq!(daemon.listen.native, flags.native.unwrap());
         assert_eq!((daemon.native.allow, Some(daemon.pin)), (flags.native_allow, flags.pin));
         assert_eq!((daemon.listen.rpc, daemon.rpc.allow), (flags.rpc.unwrap(), flags.rpc_allow));
+        assert_eq!(daemon.rpc.rpcbind, Some("/run/rpcbind.sock".into()));
         assert_eq!((daemon.listen.unix, daemon.store.pools, daemon.lanes), (flags.unix.unwrap(), flags.pools, 5));
         assert_eq!((daemon.store.memory_bytes, daemon.store.head_bytes), (16 * MIB, 64 * KIB));
         assert_eq!(daemon.store.value_bytes_max, 3);
@@ -778,12 +804,16 @@ mod tests {
             ("[timers]\nstall_timeout = \"0s\"", "stall_timeout", "0s"),
             ("[log]\nlevel = \"bulkhead=noise\"", "bulkhead=noise", "level"),
             ("lanes = 0", "0", "1024"),
+            ("[rpc]\nrpcbind = \"/run/b.sock\"", "/run/b.sock", "listen.rpc has no door"),
+            ("[rpc]\nrpcbind = \"on\"", "on", "absolute path"),
         ];
         for (toml, first, second) in cases {
             let text = refusal(toml);
             assert!(text.contains(first) && text.contains(second), "{toml}: {text}");
         }
         let long = format!("[listen]\nunix = [\"/{}\"]", "x".repeat(107));
+        assert!(refusal(&long).contains("108") && refusal(&long).contains("107"));
+        let long = format!("[rpc]\nrpcbind = \"/{}\"", "x".repeat(107));
         assert!(refusal(&long).contains("108") && refusal(&long).contains("107"));
     }
 

@@ -33,6 +33,9 @@ mod native_tests;
 mod rig;
 pub mod rpc_connection;
 pub mod rpc_credit_manager;
+#[cfg(test)]
+mod rpc_tests;
+pub mod rpcbind;
 mod slot_memory;
 pub mod store;
 
@@ -44,6 +47,7 @@ use crate::actors::listener::{Door, Listener, Refuse, Registry};
 use crate::actors::local::Local;
 use crate::actors::native_connection::NativeProtocol;
 use crate::actors::rpc_connection::{RpcDoor, RpcProtocol};
+use crate::actors::rpcbind::{Place, Registration, RpcbindError};
 use crate::actors::store::StoreActor;
 use crate::config::{Config, FabricAddress, Network, Pin, Speech};
 use crate::error::Exit;
@@ -88,6 +92,8 @@ pub enum StartError {
     Place(#[from] PlaceError),
     #[error("cannot ask for {what}: {source}")]
     Machine { what: &'static str, source: io::Error },
+    #[error("cannot register RPC doors at rpcbind: {0}")]
+    Rpcbind(#[from] RpcbindError),
     #[error("a lane ended before it began")]
     Lane,
 }
@@ -98,7 +104,7 @@ impl StartError {
         match self {
             Self::Pool(error) => error.exit_code(),
             Self::Bind { .. } => Exit::Unavailable,
-            Self::Machine { .. } => Exit::Unavailable,
+            Self::Machine { .. } | Self::Rpcbind(_) => Exit::Unavailable,
             Self::Arena { .. } | Self::Staging { .. } | Self::Place(_) => Exit::Config,
             Self::Lane => Exit::Bug,
         }
@@ -204,10 +210,12 @@ pub struct Handle {
     tails: Vec<Addr<DiskTail>>,
     arbiters: Vec<Arbiter>,
     shutdown_grace: Duration,
+    registration: Option<Registration>,
 }
 
-/// Starts everything in order: addresses are bound, pools opened and wiped, lanes started, doors opened. Call it inside
-/// an actix System; [`Handle::shutdown`] ends what it started and not the System.
+/// Starts everything in order: addresses are bound, pools opened and wiped, lanes started, doors opened, RPC doors
+/// registered where that is configured. Call it inside an actix System; [`Handle::shutdown`] ends what it started and not
+/// the System.
 ///
 /// # Errors
 /// [`StartError`]; nothing keeps running then, and no pool was touched unless all addresses were free.
@@ -258,7 +266,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     let staging: Result<Vec<Staging>, _> = (0..config.lanes.max(1)).map(|_| Staging::new(staging_count)).collect();
     let staging = staging.map_err(|source| StartError::Staging { bytes: config.store.staging_bytes, source })?;
 
-    // From the first lane on nothing fails but the admin port, whose socket is bound already.
+    // From the first lane on nothing fails but the admin port, whose socket is bound already, and rpcbind.
     let mut arbiters = Vec::new();
     let mut made = Vec::new();
     for (staging, place) in staging.into_iter().zip(placement.lanes) {
@@ -345,7 +353,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
             Some(admin::serve(socket, views).map_err(|source| StartError::Bind { url, source })?)
         }
     };
-    Ok(Handle {
+    let mut handle = Handle {
         doors: urls,
         addresses,
         native_addresses,
@@ -362,7 +370,27 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         tails,
         arbiters,
         shutdown_grace: config.timers.shutdown_grace,
-    })
+        registration: None,
+    };
+    if let Some(socket) = &config.rpc.rpcbind {
+        // Last, so that whoever finds a door there is served.
+        match register(socket, &handle.rpc_addresses).await {
+            Ok(registration) => handle.registration = Some(registration),
+            Err(error) => {
+                handle.shutdown().await;
+                return Err(error.into());
+            }
+        }
+    }
+    Ok(handle)
+}
+
+async fn register(socket: &Path, addresses: &[Address]) -> Result<Registration, RpcbindError> {
+    let (services, left_out) = rpcbind::services(addresses);
+    for address in left_out {
+        tracing::warn!(%address, "this RPC door is not registered: rpcbind keeps one IPv4 and one IPv6 address");
+    }
+    rpcbind::register(Place::at(socket), services).await
 }
 
 /// Binds a door on a fabric, whose connections go to the lanes `near`. With its URL, in which the port is what it is.
@@ -516,9 +544,14 @@ impl Handle {
         &self.metrics
     }
 
-    /// Listeners refuse, transfers in flight finish within `shutdown_grace`, disks come to rest and are emptied, lanes end.
-    pub async fn shutdown(self) {
+    /// What is registered at rpcbind is taken back, listeners refuse, transfers in flight finish within `shutdown_grace`,
+    /// disks come to rest and are emptied, lanes end.
+    pub async fn shutdown(mut self) {
         self.draining.store(true, Ordering::Relaxed);
+        // First: until it is done, whoever finds a door there is served.
+        if let Some(registration) = self.registration.take() {
+            registration.withdraw().await;
+        }
         for listener in &self.listeners {
             let _ = listener.send(Refuse).await;
         }

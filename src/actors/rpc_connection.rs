@@ -302,7 +302,7 @@ impl RpcConnection {
         self.hand_on(fills, cancelled, retired);
         self.lane.lane.session.metrics.connections.messages.add(asked);
         self.set_deadline(ctx, deadline);
-        if let Some(over) = self.session.poll_over(&self.load()) {
+        if let Some(over) = self.session.poll_over(self.now(), &self.load()) {
             self.end(ctx, over);
         }
     }
@@ -440,12 +440,17 @@ impl Handler<Events> for RpcConnection {
                 }
                 continue;
             }
-            self.session.handle_moved(now);
             match event {
-                TransportEvent::Received(completion) => self.handle_received(completion),
+                TransportEvent::Received(completion) => {
+                    self.session.handle_heard(now);
+                    self.handle_received(completion);
+                }
                 TransportEvent::WriteDone(completion)
                 | TransportEvent::ReadDone(completion)
-                | TransportEvent::SendDone(completion) => self.turn.completions.push(completion),
+                | TransportEvent::SendDone(completion) => {
+                    self.session.handle_moved(now);
+                    self.turn.completions.push(completion);
+                }
                 TransportEvent::Disconnected(cause) => {
                     let over = Over::Fabric(cause.word());
                     // What came before is executed, though nobody hears of it.

@@ -9,6 +9,7 @@ use bulkhead::config::{
     machine_memory_bytes,
 };
 use bulkhead::error::Exit;
+use bulkhead::programs::rpcbind;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -22,6 +23,7 @@ Examples:
   bulkhead serve
   bulkhead serve --memory 8GiB --pool /mnt/nvme0/bulkhead:500GiB --pool /mnt/nvme1/bulkhead
   bulkhead serve --memcache off --native off --unix /run/bulkhead.sock --admin off
+  bulkhead serve --rpc rpc+iwarp://10.0.0.1:20049 --rpcbind
   bulkhead serve --config /etc/bulkhead.toml --print-config
 
 Order: defaults < --config FILE < BULKHEAD_* environment (BULKHEAD_STORE__MEMORY=64MiB) < flags.
@@ -64,6 +66,9 @@ pub struct ConfigArgs {
     /// Network or address whose peers RPC doors admit (repeatable) [default: all who reach the door]
     #[arg(long, value_name = "CIDR")]
     rpc_allow: Vec<Network>,
+    /// Register RPC doors at rpcbind with netids rdma and rdma6, at its socket /run/rpcbind.sock or PATH [default: off]
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = rpcbind::SOCKET)]
+    rpcbind: Option<Switch<String>>,
     /// Metrics and health over HTTP, or `off` [default: 127.0.0.1:11290]
     #[arg(long, value_name = "IP:PORT")]
     admin: Option<Switch<SocketAddr>>,
@@ -105,6 +110,7 @@ impl ConfigArgs {
             native_allow: self.native_allow,
             rpc: doors("--rpc", self.rpc)?,
             rpc_allow: self.rpc_allow,
+            rpcbind: self.rpcbind,
             unix: (!self.unix.is_empty()).then_some(self.unix),
             admin: self.admin,
             pools: self.pool,

@@ -88,6 +88,8 @@ struct RpcSection {
     connections_max: usize,
     #[serde(deserialize_with = "list::deserialize")]
     allow: Vec<Network>,
+    #[serde(with = "text")]
+    rpcbind: Switch<String>,
 }
 
 impl Default for RpcSection {
@@ -102,13 +104,14 @@ impl Default for RpcSection {
             segments: 2048,
             connections_max: 64,
             allow: Vec::new(),
+            rpcbind: Switch::Off,
         }
     }
 }
 
 impl RpcSection {
     fn resolve(self) -> Result<RpcConfig, ConfigError> {
-        let Self { inline, credits, window, windows, reads, long, segments, connections_max, allow } = self;
+        let Self { inline, credits, window, windows, reads, long, segments, connections_max, allow, rpcbind } = self;
         let windows = WindowGeometry::new(window.0, windows);
         Ok(RpcConfig {
             inline_bytes: u32::try_from(inline.0).unwrap_or(u32::MAX),
@@ -119,6 +122,7 @@ impl RpcSection {
             segments_max: segments,
             connections_max,
             allow,
+            rpcbind: rpcbind.into_option().map(PathBuf::from),
         })
     }
 }
@@ -362,7 +366,7 @@ fn dir_is_writable(dir: &Path) -> bool {
 }
 
 /// Effective user id, as a number: a name may be missing in a container.
-fn user_id() -> u32 {
+pub(crate) fn user_id() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     ids.and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
@@ -482,6 +486,7 @@ impl From<&Settings> for File {
                 segments: rpc.segments_max,
                 connections_max: rpc.connections_max,
                 allow: rpc.allow.clone(),
+                rpcbind: rpc.rpcbind.as_ref().map(|path| path.display().to_string()).into(),
             },
             log: LogSection { level: log.level.clone(), format: log.format },
         }

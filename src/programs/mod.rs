@@ -2,3 +2,4 @@
 pub mod bulkhead;
 pub mod memcache;
 pub mod rpc;
+pub mod rpcbind;

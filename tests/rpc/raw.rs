@@ -129,13 +129,23 @@ impl Raw {
         inline_bytes: u32,
         remote_invalidate: bool,
     ) -> Result<Self, Vec<u8>> {
+        let own = PrivateData { remote_invalidate, send_bytes: inline_bytes, receive_bytes: inline_bytes };
+        Self::dial_with(fabric, address, &own.encode(), inline_bytes).await
+    }
+
+    /// The same with any private data, and Receives of so many octets, whatever it says.
+    pub async fn dial_with(
+        fabric: &dyn Fabric,
+        address: &Address,
+        private_data: &[u8],
+        receive_bytes: u32,
+    ) -> Result<Self, Vec<u8>> {
         let lane = fabric.lane().unwrap();
         let qp = lane.dial(address, Attributes::default()).unwrap();
-        for buf in qp.allocate(inline_bytes as usize, RECEIVES).unwrap() {
+        for buf in qp.allocate(receive_bytes as usize, RECEIVES).unwrap() {
             qp.post_receive(buf).unwrap();
         }
-        let own = PrivateData { remote_invalidate, send_bytes: inline_bytes, receive_bytes: inline_bytes };
-        qp.establish(&own.encode()).unwrap();
+        qp.establish(private_data).unwrap();
         let (started, mut events) = (Instant::now(), Vec::new());
         let server = loop {
             assert!(started.elapsed() < PATIENCE, "no answer to a dial");

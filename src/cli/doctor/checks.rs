@@ -5,14 +5,17 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use actix_rt::System;
 use bulkhead::actors::fabric_listener::{FabricDoor, Protocol, fabric_of};
 use bulkhead::actors::gate::Gate;
 use bulkhead::actors::native_connection::NativeProtocol;
 use bulkhead::actors::rpc_connection::{RpcDoor, RpcProtocol};
+use bulkhead::actors::rpcbind::{self, Place};
 use bulkhead::actors::{MemorySum, placement, places_to_come_to};
 use bulkhead::config::{
     ByteSize, Config, FabricAddress, NativeAddress, Network, Pin, PoolConfig, Speech, machine_memory_bytes,
 };
+use bulkhead::fabric::Address;
 use bulkhead::machine::interfaces::{owner_of, source_towards};
 use bulkhead::machine::rdma::{Device, Gid, Port};
 use bulkhead::machine::{SYSFS, numa, rdma};
@@ -28,6 +31,7 @@ impl Patient {
         findings.extend(asked.iter().map(|asked| self.address(asked)));
         findings.extend(self.doors());
         findings.extend(self.allow());
+        findings.extend(self.rpcbind());
         findings.push(self.lanes());
         findings.push(self.memory());
         findings.push(self.locked_memory());
@@ -194,6 +198,29 @@ impl Patient {
     fn allow(&self) -> Vec<Finding> {
         let Config { listen, native, rpc, .. } = &self.config;
         open_doors(&listen.native, &native.allow).chain(open_doors(&listen.rpc, &rpc.allow)).collect()
+    }
+
+    /// Whether RPC doors could be registered. A door whose port is not known yet has no entry to look for.
+    fn rpcbind(&self) -> Option<Finding> {
+        const CHECK: &str = "rpcbind";
+        let place = Place::at(self.config.rpc.rpcbind.as_ref()?);
+        let with_port = |address: &Address| !matches!(address, Address::Socket(socket) if socket.port() == 0);
+        let addresses = self.config.listen.rpc.iter().map(|rpc| rpc.address.clone()).filter(with_port);
+        let (services, _) = rpcbind::services(&addresses.collect::<Vec<_>>());
+        let netids = match services.len() {
+            0 => "it answers".to_owned(),
+            _ => format!(
+                "netid {} can be registered",
+                services.iter().map(|service| service.netid).collect::<Vec<_>>().join(" and ")
+            ),
+        };
+        let at = place.socket.display().to_string();
+        Some(match System::new().block_on(rpcbind::look(&place, services)) {
+            Ok(()) => Finding::ok(CHECK, format!("{at}: {netids}")),
+            Err(error) => {
+                Finding::trouble(CHECK, error.to_string(), "systemctl start rpcbind; rpcinfo shows what it has")
+            }
+        })
     }
 
     fn lanes(&self) -> Finding {

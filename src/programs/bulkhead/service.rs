@@ -46,7 +46,7 @@ use crate::wire::rpcrdma::private_data::Agreed;
 use crate::wire::rpcrdma::responder::{DropReason, Fault, IncomingCall, Limits, Received, Responder};
 use crate::wire::rpcrdma::{RemoteKey, Xid};
 use call::{Budget, Call, Place, Stage};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -173,9 +173,10 @@ pub struct Service<B> {
     long_replies: Budget,
     /// Long calls that wait for room.
     queued: VecDeque<Xid>,
-    /// Numbers of long calls that are not dispatched.
+    /// Numbers of long calls that have not begun.
     long_numbers: BTreeSet<u64>,
-    held: VecDeque<Xid>,
+    /// By number, so that they begin in the order in which they came.
+    held: BTreeMap<u64, Xid>,
     /// Calls that wait for room for their replies.
     waiting: VecDeque<Xid>,
     claims: VecDeque<PutId>,
@@ -220,7 +221,7 @@ impl<B: AsRef<[u8]>> Service<B> {
             long_replies: Budget::new(terms.long_bytes_max),
             queued: VecDeque::new(),
             long_numbers: BTreeSet::new(),
-            held: VecDeque::new(),
+            held: BTreeMap::new(),
             waiting: VecDeque::new(),
             claims: VecDeque::new(),
             segments: VecDeque::new(),

@@ -9,12 +9,13 @@
 //!                               | 1 AUTH_ERROR   | auth_stat
 //! ```
 //!
-//! A credential or verifier is | flavor | n <= 400 | n octets | roundup |. Record marking (§11) is not here: RPC-over-RDMA
-//! delimits messages by itself.
+//! A credential or verifier is | flavor | n <= 400 | n octets | roundup |. On a stream messages travel in marked records
+//! ([`record`]); RPC-over-RDMA delimits them by itself.
 
 pub mod auth;
 pub mod call;
 pub mod payload;
+pub mod record;
 pub mod reply;
 
 pub use auth::{AuthSys, Credential, OpaqueAuth};

@@ -2,11 +2,14 @@
 //!
 //! ```text
 //!            admit: Execute            complete
-//!  (absent) ────────────────▶ Running ─────────▶ Done ──▶ (absent) the oldest first, when there are too many
+//!  (absent) ────────────────▶ Running ─────────▶ Done ──▶ (absent) when there are too many
 //!      ▲                         │ admit: Running │ admit: Replay
 //!      └─────────────────────────┘
 //!             forget
 //! ```
+//! When there are too many, the oldest of whoever has most goes: a peer that fills the memory forgets what it did itself, and
+//! never makes it forget what another did that has less.
+//!
 //! One cache serves all connections: a call comes again on a new one, from another port, with other chunks and perhaps
 //! reduced otherwise. So a call is known by the peer's address without its port and by what the RPC message says, less the
 //! items that may be in chunks; and what is kept is the RPC message of the reply, not the header in front of it, which has
@@ -14,8 +17,8 @@
 
 use super::Xid;
 use crate::wire::codec::roundup_bytes;
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::net::IpAddr;
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -79,17 +82,84 @@ enum Entry {
     Done(Arc<[u8]>),
 }
 
+/// Whose memory it is: a host can have all addresses of its IPv6 network.
+fn share_of(peer: IpAddr) -> IpAddr {
+    match peer {
+        IpAddr::V4(_) => peer,
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+    }
+}
+
+/// Things that are remembered, by whose they are, each with a weight.
+#[derive(Debug)]
+struct Shares<T> {
+    shares: HashMap<IpAddr, Share<T>>,
+    /// What each weighs, the heaviest last.
+    weights: BTreeSet<(usize, IpAddr)>,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Share<T> {
+    weight: usize,
+    /// Oldest first, each with its weight.
+    things: VecDeque<(usize, T)>,
+}
+
+impl<T: PartialEq> Shares<T> {
+    fn new() -> Self {
+        Self { shares: HashMap::new(), weights: BTreeSet::new(), len: 0 }
+    }
+
+    fn push(&mut self, peer: IpAddr, weight: usize, thing: T) {
+        let peer = share_of(peer);
+        let share = self.shares.entry(peer).or_insert_with(|| Share { weight: 0, things: VecDeque::new() });
+        self.weights.remove(&(share.weight, peer));
+        share.weight += weight;
+        share.things.push_back((weight, thing));
+        self.weights.insert((share.weight, peer));
+        self.len += 1;
+    }
+
+    /// The oldest of whoever has most.
+    fn pop(&mut self) -> Option<T> {
+        let (_, peer) = *self.weights.last()?;
+        self.take(peer, |share| share.things.pop_front())
+    }
+
+    fn remove(&mut self, peer: IpAddr, thing: &T) {
+        self.take(share_of(peer), |share| {
+            let at = share.things.iter().position(|(_, other)| other == thing)?;
+            share.things.remove(at)
+        });
+    }
+
+    fn take(&mut self, peer: IpAddr, take: impl FnOnce(&mut Share<T>) -> Option<(usize, T)>) -> Option<T> {
+        let share = self.shares.get_mut(&peer)?;
+        let before = share.weight;
+        let (weight, thing) = take(share)?;
+        share.weight -= weight;
+        self.len -= 1;
+        self.weights.remove(&(before, peer));
+        if share.things.is_empty() {
+            self.shares.remove(&peer);
+        } else {
+            self.weights.insert((share.weight, peer));
+        }
+        Some(thing)
+    }
+}
+
 /// Calls that run, and replies that were given. Running calls do not count: credits bound them.
 #[derive(Debug)]
 pub struct DuplicateCache {
     bounds: Bounds,
     calls: HashMap<CallKey, Entry>,
-    /// Those that are done, oldest first.
-    done: VecDeque<CallKey>,
+    /// Those that are done. A reply weighs its octets and its part of the entries.
+    done: Shares<CallKey>,
     bytes: usize,
     failures: HashSet<(IpAddr, CallMark)>,
-    /// The same, oldest first.
-    failures_order: VecDeque<(IpAddr, CallMark)>,
+    failures_order: Shares<(IpAddr, CallMark)>,
 }
 
 impl DuplicateCache {
@@ -97,10 +167,10 @@ impl DuplicateCache {
         Self {
             bounds,
             calls: HashMap::new(),
-            done: VecDeque::new(),
+            done: Shares::new(),
             bytes: 0,
             failures: HashSet::new(),
-            failures_order: VecDeque::new(),
+            failures_order: Shares::new(),
         }
     }
 
@@ -122,11 +192,15 @@ impl DuplicateCache {
     /// Unless it is running.
     pub fn complete(&mut self, key: &CallKey, reply: &[u8]) {
         self.assert_running(key);
+        if reply.len() > self.bounds.bytes_max {
+            self.calls.remove(key);
+            return;
+        }
         self.bytes += reply.len();
         self.calls.insert(*key, Entry::Done(reply.into()));
-        self.done.push_back(*key);
-        while self.done.len() > self.bounds.entries_max || self.bytes > self.bounds.bytes_max {
-            let oldest = self.done.pop_front().expect("octets are those of replies");
+        self.done.push(key.peer, reply.len() + self.bounds.bytes_max / self.bounds.entries_max.max(1), *key);
+        while self.done.len > self.bounds.entries_max || self.bytes > self.bounds.bytes_max {
+            let oldest = self.done.pop().expect("octets are those of replies");
             if let Some(Entry::Done(reply)) = self.calls.remove(&oldest) {
                 self.bytes -= reply.len();
             }
@@ -146,10 +220,10 @@ impl DuplicateCache {
     /// flushed, because the connection was lost). The call will come again, with the same fault (RFC 8166 §4.5.3).
     pub fn handle_rdma_failed(&mut self, peer: IpAddr, call: CallMark) {
         if self.failures.insert((peer, call)) {
-            self.failures_order.push_back((peer, call));
+            self.failures_order.push(peer, 1, (peer, call));
         }
-        while self.failures_order.len() > self.bounds.entries_max {
-            let oldest = self.failures_order.pop_front().expect("it is longer than something");
+        while self.failures_order.len > self.bounds.entries_max {
+            let oldest = self.failures_order.pop().expect("there is more than something");
             self.failures.remove(&oldest);
         }
     }
@@ -160,13 +234,13 @@ impl DuplicateCache {
         if !self.failures.remove(&(peer, call)) {
             return false;
         }
-        self.failures_order.retain(|failure| *failure != (peer, call));
+        self.failures_order.remove(peer, &(peer, call));
         true
     }
 
     /// Replies that are kept, and their octets.
     pub fn kept(&self) -> (usize, usize) {
-        (self.done.len(), self.bytes)
+        (self.done.len, self.bytes)
     }
 
     fn assert_running(&self, key: &CallKey) {
@@ -239,7 +313,53 @@ mod tests {
         assert_eq!(complete(3, 10), (3, 30));
         assert_eq!(complete(4, 10), (3, 30));
         assert_eq!(complete(1, 85), (2, 95), "the first was forgotten, and 85 octets push out two");
-        assert_eq!(complete(5, 101), (0, 0), "longer than all that may be kept");
+        assert_eq!(complete(5, 101), (2, 95), "longer than all that may be kept");
+    }
+
+    /// A hostile peer must not have a good one's call executed twice by making the server forget that it was.
+    #[test]
+    fn who_fills_the_memory_forgets_its_own_replies_and_nobody_elses() {
+        let bounds = Bounds { entries_max: 16, bytes_max: 1600 };
+        let of = |peer: IpAddr, xid| CallKey { peer, ..key(xid) };
+        let network = |last: u16| IpAddr::from([0x2001, 0xdb8, 0, 7, 9, 9, 9, last]);
+        // Many replies, long replies, replies to many addresses of one network.
+        let floods: [&dyn Fn(u32) -> (CallKey, usize); 3] =
+            [&|xid| (of(peer(9), xid), 0), &|xid| (of(peer(9), xid), 700), &|xid| (of(network(xid as u16), xid), 20)];
+        for (row, flood) in floods.iter().enumerate() {
+            let mut cache = DuplicateCache::new(bounds);
+            for xid in 1..=4 {
+                cache.admit(of(peer(1), xid));
+                cache.complete(&of(peer(1), xid), &[0; 100]);
+            }
+            cache.handle_rdma_failed(peer(1), CallMark { xid: Xid(1), checksum: 1 });
+            for xid in 100..1000 {
+                let (key, len) = flood(xid);
+                assert_eq!(cache.admit(key), Admission::Execute);
+                cache.complete(&key, &vec![0; len]);
+                cache.handle_rdma_failed(key.peer, CallMark { xid: key.xid, checksum: 1 });
+                assert!(cache.kept().0 <= 16 && cache.kept().1 <= 1600, "row {row}: {:?}", cache.kept());
+            }
+            for xid in 1..=4 {
+                assert!(matches!(cache.admit(of(peer(1), xid)), Admission::Replay(_)), "row {row}: call {xid}");
+            }
+            assert!(cache.take_failure(peer(1), CallMark { xid: Xid(1), checksum: 1 }), "row {row}");
+        }
+    }
+
+    #[test]
+    fn among_equals_all_have_the_same_part() {
+        let mut cache = DuplicateCache::new(Bounds { entries_max: 12, bytes_max: 1200 });
+        for xid in 0..100 {
+            for last in 1..=3 {
+                let key = CallKey { peer: peer(last), ..key(xid) };
+                cache.admit(key);
+                cache.complete(&key, &[0; 10]);
+            }
+        }
+        for last in 1..=3 {
+            let kept = (0..100).filter(|xid| cache.calls.contains_key(&CallKey { peer: peer(last), ..key(*xid) }));
+            assert_eq!(kept.count(), 4);
+        }
     }
 
     #[test]

@@ -175,8 +175,8 @@ mod tests {
     #[test]
     fn whose_memory_was_refused_is_told_by_this_table() {
         /// What was posted, how many have ended, who is suspected.
-        type Row<'a> = (&'a [(Kind, u32)], usize, Option<u32>);
-        let table: [Row<'_>; 6] = [
+        type Row = (&'static [(Kind, u32)], usize, Option<u32>);
+        let table: [Row; 6] = [
             (&[], 0, None),
             (&[(SEND, 1)], 0, None),
             (&[(Kind::Read, 1), (Kind::Read, 2)], 0, Some(1)),

@@ -48,8 +48,11 @@ impl Over {
 #[derive(Debug)]
 pub struct Session {
     timers: Timers,
-    /// When the peer last moved anything.
+    /// When the peer was last heard of.
+    heard: Duration,
+    /// When it last moved what it had to, or was first asked to.
     moved: Duration,
+    is_posting: bool,
     is_draining: bool,
     is_over: bool,
 }
@@ -57,11 +60,17 @@ pub struct Session {
 impl Session {
     /// Connected at `now`.
     pub const fn new(timers: Timers, now: Duration) -> Self {
-        Self { timers, moved: now, is_draining: false, is_over: false }
+        Self { timers, heard: now, moved: now, is_posting: false, is_draining: false, is_over: false }
     }
 
-    /// A message came, or a request completed.
+    /// A message came: whoever talks is not idle, and may still leave lie what it has to move.
+    pub const fn handle_heard(&mut self, now: Duration) {
+        self.heard = now;
+    }
+
+    /// A request completed.
     pub const fn handle_moved(&mut self, now: Duration) {
+        self.heard = now;
         self.moved = now;
     }
 
@@ -80,8 +89,13 @@ impl Session {
         !std::mem::replace(&mut self.is_over, true)
     }
 
-    /// Why the connection can end now, if it is to.
-    pub const fn poll_over(&self, load: &Load) -> Option<Over> {
+    /// This is left to do after a turn. Why the connection can end now, if it is to.
+    pub const fn poll_over(&mut self, now: Duration, load: &Load) -> Option<Over> {
+        // What store or disk took their time for is posted only now.
+        if load.is_posting && !self.is_posting {
+            self.moved = now;
+        }
+        self.is_posting = load.is_posting;
         if self.is_draining && !self.is_over && !load.is_serving && !load.is_posting {
             return Some(Over::Shutdown);
         }
@@ -93,10 +107,10 @@ impl Session {
         if self.is_over {
             return None;
         }
-        let rested = now.saturating_sub(self.moved);
-        if load.is_posting && rested > self.timers.stall_timeout {
+        if load.is_posting && now.saturating_sub(self.moved) > self.timers.stall_timeout {
             return Some(Over::Stalled);
         }
+        let rested = now.saturating_sub(self.heard);
         let is_idle = self.timers.idle_timeout.is_some_and(|timeout| rested > timeout) && !load.is_serving;
         is_idle.then_some(Over::Idle)
     }
@@ -134,22 +148,50 @@ mod tests {
             }
         }
         let mut moved = session(Some(9 * SECOND));
+        moved.poll_over(Duration::ZERO, &load(true, true));
         moved.handle_moved(8 * SECOND);
         assert_eq!(moved.handle_tick(11 * SECOND, &load(true, true)), None);
         assert_eq!(moved.handle_tick(12 * SECOND, &load(true, true)), stalled);
         assert_eq!(session(None).handle_tick(1000 * SECOND, &load(false, false)), None);
     }
 
+    /// A peer that takes nothing must not keep what is meant for it by talking all the while.
+    #[test]
+    fn who_talks_and_takes_nothing_is_stalled_and_not_idle() {
+        let mut session = session(Some(9 * SECOND));
+        session.poll_over(SECOND, &load(true, true));
+        for at in 1..=4 {
+            session.handle_heard(at * SECOND);
+            assert_eq!(session.handle_tick(at * SECOND, &load(true, true)), None);
+        }
+        assert_eq!(session.handle_tick(5 * SECOND, &load(true, true)), Some(Over::Stalled));
+        assert_eq!(session.handle_tick(13 * SECOND, &load(false, false)), None);
+        assert_eq!(session.handle_tick(14 * SECOND, &load(false, false)), Some(Over::Idle));
+    }
+
+    #[test]
+    fn the_time_of_store_and_disk_is_not_the_peers() {
+        let mut session = session(None);
+        for (at, posting) in [(1, false), (9, true), (10, true)] {
+            session.poll_over(at * SECOND, &load(true, posting));
+        }
+        assert_eq!(session.handle_tick(12 * SECOND, &load(true, true)), None);
+        assert_eq!(session.handle_tick(13 * SECOND, &load(true, true)), Some(Over::Stalled));
+        session.poll_over(20 * SECOND, &load(true, false));
+        session.poll_over(30 * SECOND, &load(true, true));
+        assert_eq!(session.handle_tick(33 * SECOND, &load(true, true)), None);
+    }
+
     #[test]
     fn a_drain_waits_for_what_is_under_way_and_an_end_comes_once() {
         let mut session = session(None);
-        assert_eq!(session.poll_over(&load(false, false)), None);
+        assert_eq!(session.poll_over(SECOND, &load(false, false)), None);
         session.handle_drain();
-        assert_eq!(session.poll_over(&load(true, false)), None);
-        assert_eq!(session.poll_over(&load(false, true)), None);
-        assert_eq!(session.poll_over(&load(false, false)), Some(Over::Shutdown));
+        assert_eq!(session.poll_over(SECOND, &load(true, false)), None);
+        assert_eq!(session.poll_over(SECOND, &load(false, true)), None);
+        assert_eq!(session.poll_over(SECOND, &load(false, false)), Some(Over::Shutdown));
         assert!(session.end() && !session.end() && session.is_over());
-        assert_eq!(session.poll_over(&load(false, false)), None);
+        assert_eq!(session.poll_over(SECOND, &load(false, false)), None);
         assert_eq!(session.handle_tick(1000 * SECOND, &load(true, true)), None);
     }
 }

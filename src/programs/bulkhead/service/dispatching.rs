@@ -75,7 +75,7 @@ impl<B: AsRef<[u8]>> Service<B> {
         let Some(call) = self.calls.get(&xid) else { return Next::Done };
         let is_of_draft = matches!(request, Request::Put(_) | Request::PutMore(_) | Request::PutDrop { .. });
         if is_of_draft && self.is_behind_long(call.number) {
-            self.held.push_back(xid);
+            self.held.insert(call.number, xid);
             self.set_stage(xid, Stage::Held);
             return Next::Keep;
         }

@@ -107,18 +107,17 @@ impl<B: AsRef<[u8]>> Service<B> {
         }
     }
 
-    /// A long call was dispatched: those that it held up may go on.
+    /// A long call was dispatched: unless it is held up itself, those that it held up may go on.
     pub(super) fn handle_dispatched(&mut self, xid: Xid, now: Duration) {
         let Some(number) = self.calls.get(&xid).map(|call| call.number) else { return };
-        if !self.long_numbers.remove(&number) {
+        if self.held.contains_key(&number) || !self.long_numbers.remove(&number) {
             return;
         }
-        while let Some(xid) = self.held.front().copied() {
-            let is_first = self.calls.get(&xid).is_none_or(|call| !self.is_behind_long(call.number));
-            if !is_first {
+        while let Some((number, xid)) = self.held.first_key_value().map(|(number, xid)| (*number, *xid)) {
+            if self.is_behind_long(number) {
                 return;
             }
-            self.held.pop_front();
+            self.held.remove(&number);
             self.dispatch(xid, now);
         }
     }

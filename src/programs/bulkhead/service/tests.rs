@@ -555,6 +555,27 @@ fn what_belongs_to_drafts_waits_for_long_calls_before_it_and_all_else_overtakes(
     bench.assert_at_rest();
 }
 
+/// The second of two long calls may be here first; what belongs to its draft came after it and must not overtake it.
+#[test]
+fn a_long_call_that_is_held_up_holds_up_what_came_after_it() {
+    let mut bench = Bench::new();
+    let value = octets(3_000, 21);
+    bench.holds.reads = true;
+    bench.long(1, stat_stream(1, 10));
+    bench.long(2, Bench::stream(&Request::Put(putting(5, 3_000, 2_000, false)), 2, Some(&value[..2_000])));
+    bench.chunked(3, &more(5, 2_000, 1_000, true), &value[2_000..]);
+    let (xid, number, buf) = bench.reads.pop_back().unwrap();
+    assert_eq!(xid, Xid(2));
+    bench.service.handle_read(xid, number, buf, bench.now);
+    bench.turn();
+    assert!(!bench.is_answered(2) && !bench.is_answered(3));
+    bench.holds.reads = false;
+    bench.turn();
+    assert_eq!((bench.put_result(2).status, bench.put_result(3).status), (Status::Ok, Status::Ok));
+    assert!(rig::octets(&bench.store, b"k").unwrap() == value);
+    bench.assert_at_rest();
+}
+
 #[test]
 fn long_calls_have_the_room_there_is_and_wait_for_more_in_order() {
     let mut bench = Bench::new();

@@ -323,6 +323,7 @@ fn every_row_of_the_error_table_is_held() {
         let received = rig.receive(&message, None);
         assert_eq!(rig.requester.receives_posted, rig.requester.receive_count(), "{name}: the Receive is posted again");
         assert!(rig.ended.is_empty(), "{name}");
+        assert_eq!(rig.sent.len(), 1, "{name}: a requester answers nothing");
         match (verdict, received) {
             (Drop, Received::Dropped(_)) => {
                 assert!(rig.completed.is_empty(), "{name}");
@@ -472,6 +473,35 @@ fn the_next_connection_has_its_own_thresholds_and_keys_and_the_same_xid() {
     assert!(rig.opened[1..].iter().all(|region| region.key != key));
     assert_eq!((rig.opened[1].right, &rig.opened[1].octets), (Right::Read, &whole(&message(xid, 500, &[]))));
     assert_eq!(rig.requester.credits().window().get(), 1);
+}
+
+/// An error is final: sent again as it was, the call would only fail again.
+#[test]
+fn what_was_answered_with_an_error_is_not_sent_again() {
+    for error in [RdmaError::Chunk, RdmaError::Version { low: 2, high: 2 }] {
+        let mut rig = Rig::connected(settings());
+        let xid = rig.call(2, &[], &[300]);
+        rig.receive(&encode_error(xid, 1, 4, error), None);
+        assert_eq!(rig.outcome(xid), Some(&Err(Failure::Rdma(error))));
+        rig.disconnect();
+        rig.requester.handle_connected(PrivateData::ABSENT);
+        rig.drive();
+        assert!(rig.sent.is_empty());
+    }
+}
+
+/// Memory is open to the responder no longer than its call needs it (RFC 8166 §8.1.3).
+#[test]
+fn memory_is_opened_when_its_call_goes_out_and_not_before() {
+    let mut rig = Rig::connected(settings());
+    let first = rig.call(2, &[], &[300]);
+    let second = rig.call(2, &[], &[300]);
+    assert_eq!(rig.opened.iter().map(|region| region.xid).collect::<Vec<_>>(), [first], "one credit");
+    rig.receive(&plain(first, 1), None);
+    assert_eq!(
+        rig.opened.iter().map(|region| (region.xid, region.is_open)).collect::<Vec<_>>(),
+        [(first, false), (second, true)]
+    );
 }
 
 #[test]
