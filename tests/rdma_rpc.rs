@@ -6,8 +6,8 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use bulkhead::client::{Client, Options, ServerUrl};
 use bulkhead::client::rpc::{AsyncRpcClient, GetRange, PutOptions, RpcClient, RpcOptions, Status};
+use bulkhead::client::{Client, Options, ServerUrl};
 use bulkhead::fabric::SharedSpan;
 
 mod common;
