@@ -245,7 +245,7 @@ class BareTcp:
     def run(self, what, seconds):
         run = subprocess.run([*PRIORITY, "taskset", "-c", CLIENT_CORE, program("tcp"), what, self.port, str(seconds)],
                              capture_output=True, text=True, check=True)
-        return float(run.stdout)
+        return float(run.stdout or 0)
 
     def stop(self):
         self.process.stdin.close()
@@ -317,7 +317,7 @@ def short():
 
 def rpc_program(*arguments):
     run = subprocess.run([*PRIORITY, "taskset", "-c", CLIENT_CORE, program("rpc"), *map(str, arguments)], capture_output=True, text=True, check=True)
-    return float(run.stdout)
+    return float(run.stdout or 0)
 
 
 def taken_in_turn(ways):

@@ -144,7 +144,7 @@ fn memory_in_odd_segments_is_read_and_written_right() {
     over_each_device(Daemon::builder, |_, _, url| {
         for segment in [4096, 30_001, 262_144] {
             let segment_bytes_max = NonZeroU32::new(segment).unwrap();
-            let mut rpc = connect(url, RpcOptions { segment_bytes_max, ..options() });
+            let mut rpc = connect(url, RpcOptions { segment_bytes_max, range_bytes: segment * 16, ..options() });
             for len in [4097, 300_007, 1 << 20] {
                 put(&mut rpc, "key", len, len);
                 assert_whole(&mut rpc, "key", len, len);
