@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Bulkhead beside memcached and beside the bare disk, on one machine, in one run.
 
-usage: benches/compare.py [hot|tail|cold|native|short|idle ...]     (default: all of these)
+usage: benches/compare.py [hot|tail|cold|native|short|rpc|idle ...]     (default: all of these)
        tests/rdma-vm/run benches/compare.py rdma                   (in the VM with RDMA devices)
 environment: ROUNDS (7), SECONDS (1), SERVER_CORE (0), CLIENT_CORE (1), MEMCACHED (memcached), WORK (a directory for pools,
 below target/ by default), PRIORITY (a command in front of servers and clients, such as "chrt -f 1" on a shared machine),
@@ -13,6 +13,8 @@ tail    first octet of an 8 MiB value with its tail on disk against one wholly i
 cold    GET of 8 MiB values from disk against O_DIRECT reads of 8 MiB from the same pool file
 native  GET over iWARP, CRC off and on, against one bare TCP stream; one connection against four
 short   GET of 100 octets against a blocking TCP ping-pong of 64
+rpc     RPC over iWARP: GET of 1 MiB against the native door of the same daemon; 64 values of 64 KiB in one call against 64 calls;
+        NULL against the ping-pong; 64 calls at once with 64 credits against one credit
 idle    CPU of a daemon with 100 open connections, on both doors
 rdma    GET of 1 MiB over each RDMA device of the VM against ib_write_bw -s 262144 on the same device
 
@@ -64,21 +66,21 @@ def started(process, url, admin=None):
     return server
 
 
-def bulkhead(memory, pool="9GiB", native=False, door="native+iwarp://127.0.0.1:0?crc=off", settings={}):
+def bulkhead(memory, pool="9GiB", native=False, door="native+iwarp://127.0.0.1:0?crc=off", rpc=None, settings={}):
     pool_dir = tempfile.mkdtemp(prefix="pool-", dir=WORK)
     os.rmdir(pool_dir)
     command = [*PRIORITY, "taskset", "-c", SERVER_CORE, BINARY, "serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--native", door if native else "off",
-               "--memory", memory, "--lanes", "1", "--pool", f"{pool_dir}:{pool}", "--log-level", "warn"]
+               "--memory", memory, "--lanes", "1", "--pool", f"{pool_dir}:{pool}", "--log-level", "warn", *(["--rpc", rpc] if rpc else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | settings)
     urls = {}
     for line in process.stdout:
         if line.startswith("listening "):
             url = line.split()[1]
-            urls["admin" if url.startswith("http") else "native" if url.startswith("native") else "door"] = url
+            urls["admin" if url.startswith("http") else "native" if url.startswith("native") else "rpc" if url.startswith("rpc") else "door"] = url
         if line == "ready\n":
             break
     server = started(process, urls["native" if native else "door"], urls["admin"])
-    server.pool = pool_dir
+    server.pool, server.rpc = pool_dir, urls.get("rpc")
     return server
 
 
@@ -243,7 +245,7 @@ class BareTcp:
     def run(self, what, seconds):
         run = subprocess.run([*PRIORITY, "taskset", "-c", CLIENT_CORE, program("tcp"), what, self.port, str(seconds)],
                              capture_output=True, text=True, check=True)
-        return float(run.stdout)
+        return float(run.stdout or 0)
 
     def stop(self):
         self.process.stdin.close()
@@ -311,6 +313,66 @@ def short():
     text.stop()
     server.stop()
     tcp.stop()
+
+
+def rpc_program(*arguments):
+    run = subprocess.run([*PRIORITY, "taskset", "-c", CLIENT_CORE, program("rpc"), *map(str, arguments)], capture_output=True, text=True, check=True)
+    return float(run.stdout or 0)
+
+
+def taken_in_turn(ways):
+    """Every way once in every round, each round beginning with another."""
+    names, rounds = list(ways), []
+    for number in range(ROUNDS):
+        at = number % len(names)
+        rounds.append({name: ways[name]() for name in names[at:] + names[:at]})
+    return rounds
+
+
+def rpc():
+    server = bulkhead("1GiB", "2GiB", native=True, rpc="rpc+iwarp://127.0.0.1:0?crc=off", settings={"BULKHEAD_RPC__CREDITS": "64"})
+    seconds = lasting(SECONDS)
+    ping = lambda rounds: median([side["pingpong_64_p50_us"] for each in rounds for side in each.values()])
+    print(f"## GET of 1 MiB by RPC against the native door of the same daemon, one connection, CRC off, {ROUNDS} rounds of {SECONDS:g} s")
+    print("| depth | RPC MiB/s | native MiB/s | ratio | p50 us | native | pp us | dropped |")
+    print("|---|---|---|---|---|---|---|---|")
+    for depth in (1, 8):
+        common = ["--op", "get", "--size", "1MiB", "--connections", "1", "--depth", str(depth), "--keys", "64"]
+        bench(server, *common, "--seconds", "300ms")
+        ways = {"rpc": lambda: bench(server, *common, "--no-load", "--seconds", seconds, url=server.rpc),
+                "native": lambda: bench(server, *common, "--no-load", "--seconds", seconds)}
+        rounds, dropped = kept(taken_in_turn(ways), lambda each: each["native"]["bytes_per_second"])
+        rate = lambda way: median([each[way]["bytes_per_second"] / MIB for each in rounds])
+        p50 = lambda way: median([each[way]["p50_us"] for each in rounds])
+        ratio = median([each["rpc"]["bytes_per_second"] / each["native"]["bytes_per_second"] for each in rounds])
+        print(f"| {depth} | {rate('rpc'):.0f} | {rate('native'):.0f} | **{ratio:.2f}** | {p50('rpc'):.0f} | {p50('native'):.0f} | "
+              f"{ping(rounds):.1f} | {dropped} |", flush=True)
+    print(f"## 64 values of 64 KiB: one call for all against a call each, one call at a time, {ROUNDS} rounds of {SECONDS:g} s")
+    print("| one call MiB/s | 64 calls MiB/s | ratio | pp us | dropped |")
+    print("|---|---|---|---|---|")
+    common = ["--op", "get", "--size", "64KiB", "--connections", "1", "--keys", "64"]
+    bench(server, *common, "--seconds", "300ms")
+    ways = {"batch": lambda: bench(server, *common, "--batch", "64", "--no-load", "--seconds", seconds, url=server.rpc),
+            "single": lambda: bench(server, *common, "--depth", "1", "--no-load", "--seconds", seconds, url=server.rpc)}
+    rounds, dropped = kept(taken_in_turn(ways), lambda each: each["single"]["bytes_per_second"])
+    rate = lambda way: median([each[way]["bytes_per_second"] / MIB for each in rounds])
+    ratio = median([each["batch"]["bytes_per_second"] / each["single"]["bytes_per_second"] for each in rounds])
+    print(f"| {rate('batch'):.0f} | {rate('single'):.0f} | **{ratio:.2f}** | {ping(rounds):.1f} | {dropped} |", flush=True)
+    tcp = BareTcp()
+    print(f"## NULL, and 64 calls for 64 KiB at once, {ROUNDS} rounds of {SECONDS:g} s")
+    print("| NULL p50 us | ping-pong p50 us | ratio | 64 credits MiB/s | one credit MiB/s | ratio | dropped |")
+    print("|---|---|---|---|---|---|---|")
+    rpc_program("load", server.rpc, 64, 65536)
+    get = lambda credits: rpc_program("get", server.rpc, SECONDS, 65536, 64, credits) / MIB
+    ways = {"null": lambda: rpc_program("null", server.rpc, SECONDS / 2), "ping": lambda: tcp.run("ping", SECONDS / 2),
+            "many": lambda: get(64), "one": lambda: get(1)}
+    rounds, dropped = kept(taken_in_turn(ways), lambda each: each["ping"])
+    middle = lambda figure: median([figure(each) for each in rounds])
+    print(f"| {middle(lambda each: each['null']):.1f} | {middle(lambda each: each['ping']):.1f} | "
+          f"**{middle(lambda each: each['null'] / each['ping']):.2f}** | {middle(lambda each: each['many']):.0f} | "
+          f"{middle(lambda each: each['one']):.0f} | **{middle(lambda each: each['many'] / each['one']):.2f}** | {dropped} |", flush=True)
+    tcp.stop()
+    server.stop()
 
 
 def idle():
@@ -400,7 +462,7 @@ def rdma():
 
 
 def main():
-    known = {"hot": hot, "tail": tail, "cold": cold, "native": native, "short": short, "idle": idle}
+    known = {"hot": hot, "tail": tail, "cold": cold, "native": native, "short": short, "rpc": rpc, "idle": idle}
     wanted = sys.argv[1:] or list(known)
     # Needs devices that few machines have.
     known["rdma"] = rdma

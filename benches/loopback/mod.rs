@@ -39,27 +39,36 @@ impl Plan {
 
 /// Runs `work` with a client of a fresh daemon, whose lanes are threads of this process.
 pub fn with_daemon(plan: &Plan, work: impl FnOnce(&mut Client)) {
+    with_doors(
+        plan,
+        |_| {},
+        |doors| work(&mut Client::connect(doors[0].clone(), Options::default()).expect("the daemon listens")),
+    );
+}
+
+/// Runs `work` with the URLs of a fresh daemon, whose settings `adjust` has changed.
+pub fn with_doors(plan: &Plan, adjust: impl FnOnce(&mut Config), work: impl FnOnce(&[ServerUrl])) {
     let parent =
         std::env::var_os("BULKHEAD_BENCH_DIR").map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from);
     let dir = tempfile::tempdir_in(parent).expect("a directory to work in");
     let mut config = Config::small(dir.path().join("pool"));
     config.store.memory_bytes = plan.memory_bytes;
     config.store.pools = vec![PoolConfig { dir: dir.path().join("pool"), bytes: Some(plan.pool_bytes) }];
-    let (url_sender, url) = mpsc::channel();
+    adjust(&mut config);
+    let (doors_sender, doors) = mpsc::channel();
     let (end, ended) = oneshot::channel::<()>();
     let daemon = thread::spawn(move || {
         let system = actix::System::new();
         system.block_on(async {
             let handle = start(config).await.expect("the daemon starts");
-            url_sender.send(handle.doors()[0].clone()).expect("the client waits");
+            doors_sender.send(handle.doors().to_vec()).expect("the client waits");
             let _ = ended.await;
             handle.shutdown().await;
         });
     });
-    let url: ServerUrl = url.recv().expect("the daemon starts").parse().expect("its own URL");
-    let mut client = Client::connect(url, Options::default()).expect("the daemon listens");
-    work(&mut client);
-    drop(client);
+    let doors: Vec<String> = doors.recv().expect("the daemon starts");
+    let urls: Vec<ServerUrl> = doors.iter().filter_map(|door| door.parse().ok()).collect();
+    work(&urls);
     drop(end);
     daemon.join().expect("the daemon ends");
 }
