@@ -354,6 +354,7 @@ async fn an_answer_that_finds_no_room_at_its_peer_ends_the_connection_and_no_oth
         peer.call(&Ask::new(Request::Null)).await.replied();
         let _pending = peer.ask(&get(vec![range("k", 0, 10_000)]));
         peer.end().await;
+        assert_eq!(served.handle.metrics().rpc.ends.get("stalled"), 0);
         good.call(&Ask::new(Request::Null)).await.replied();
         drop((peer, good));
         served.until_quiet().await;

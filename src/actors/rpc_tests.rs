@@ -167,6 +167,8 @@ async fn an_answer_that_cannot_be_posted_ends_the_connection() {
     assert!(peer.messages.is_empty());
     drop(peer);
     door.until_quiet().await;
+    // Because of the post, and not because nothing moved any more.
+    assert_eq!(door.rig.metrics.rpc.ends.list(), [("local", 1)]);
 }
 
 /// Each step of an accept fails in turn, Receives and all: what was done is undone and nothing else is, the peer is told,
