@@ -9,15 +9,16 @@
 //!                               | 1 AUTH_ERROR   | auth_stat
 //! ```
 //!
-//! A credential or verifier is | flavor | n <= 400 | n octets | roundup |. Record marking (§11) is not here: RPC-over-RDMA
-//! delimits messages by itself.
+//! A credential or verifier is | flavor | n <= 400 | n octets | roundup |. RPC-over-RDMA
+//! delimits messages by itself; on a byte stream [`record`] does.
 
 pub mod auth;
 pub mod call;
 pub mod payload;
+pub mod record;
 pub mod reply;
 
-pub use auth::{AuthSys, Credential, OpaqueAuth};
+pub use auth::{AUTH_SYS, AuthSys, Credential, OpaqueAuth};
 pub use call::{CallError, CallFault, CallHeader};
 pub use payload::{Item, Part, Payload, PayloadWriter};
 pub use reply::{AcceptStatus, AuthStatus, Denial, Reply, ReplyHeader, Versions};
