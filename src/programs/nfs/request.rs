@@ -30,7 +30,8 @@ pub struct Read {
     pub count: u32,
 }
 
-/// Arguments of WRITE. Its count is the length of `data`: another is refused.
+/// Arguments of WRITE. Its count is the length of `data`: another is refused. So is more than [`TRANSFER_BYTES_MAX`], which
+/// FSINFO says: a server may, and need not, write a part (RFC 1813 §3.3.7).
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Write {
     pub file: FileHandle,
