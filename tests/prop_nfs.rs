@@ -4,6 +4,7 @@
 use bulkhead::programs::nfs::{self, *};
 use bulkhead::programs::rpc::{ArgumentFault, Arguments, Data, Reduced, accept};
 use bulkhead::programs::{mount, nfs::Reply, nfs::Request};
+use bulkhead::wire::onc_rpc::record::{Mark, Piece, RecordDecoder, RecordLimits};
 use nfs3::reply::reply;
 use nfs3::request::request;
 use nfs3::*;
@@ -55,6 +56,50 @@ proptest! {
                 prop_assert_eq!(Bulk::find(&stream), found);
             }
         }
+    }
+
+    #[test]
+    fn on_a_byte_stream_the_data_of_a_write_is_never_with_its_head(
+        parts in parts(), fragment_bytes in 1_usize..400, part_bytes in 1_usize..300,
+    ) {
+        let mut stream = Vec::new();
+        for number in numbers() {
+            let message = call(nfs::PROGRAM_NUMBER, number, &request(number, &parts).0);
+            let last = message.len().div_ceil(fragment_bytes) - 1;
+            for (at, fragment) in message.chunks(fragment_bytes).enumerate() {
+                stream.extend(Mark { is_last: at == last, len: fragment.len() as u32 }.octets());
+                stream.extend(fragment);
+            }
+        }
+        let mut decoder = RecordDecoder::new(RecordLimits { bytes_max: 2000, fragments_max: 2000 });
+        let (mut head, mut bulk, mut reduced) = (Vec::new(), Vec::new(), None);
+        let mut numbers = numbers();
+        for mut part in stream.chunks(part_bytes) {
+            while let Some(piece) = decoder.next(&mut part, usize::MAX).unwrap() {
+                match piece {
+                    Piece::Octets(octets) if reduced.is_some() => bulk.extend_from_slice(octets),
+                    Piece::Octets(octets) => {
+                        head.extend_from_slice(octets);
+                        if let Bulk::Data { position, len } = Bulk::find(&head) {
+                            bulk = head.split_off(position);
+                            reduced = Some(Reduced { position: position as u64, len: len.into() });
+                        }
+                    }
+                    Piece::End => {
+                        let number = numbers.next().unwrap();
+                        let mut expected = request(number, &parts).1;
+                        if let Request::Write(write) = &mut expected {
+                            write.data = Data::Chunk { index: 0, len: parts.data.len() as u32 };
+                            prop_assert_eq!(&bulk[..parts.data.len()], &parts.data[..]);
+                            prop_assert_eq!(bulk.len(), parts.data.len().next_multiple_of(4));
+                        }
+                        prop_assert_eq!(parse(&head, reduced.as_slice()), Ok(expected));
+                        (head, bulk, reduced) = (Vec::new(), Vec::new(), None);
+                    }
+                }
+            }
+        }
+        prop_assert!(decoder.is_between_records() && numbers.next().is_none());
     }
 
     #[test]
