@@ -113,6 +113,16 @@ impl<'a> Reader<'a> {
         if self.bool()? { item(self).map(Some) } else { Ok(None) }
     }
 
+    /// A word that `value` has something for; `what` is said of one that it has nothing for.
+    ///
+    /// # Errors
+    /// [`Wanted::Value`].
+    pub fn value<T>(&mut self, what: &'static str, value: impl FnOnce(u32) -> Option<T>) -> Result<T, XdrError> {
+        let offset = self.offset;
+        let found = self.u32()?;
+        value(found).ok_or(XdrError { offset, wanted: Wanted::Value { what, found } })
+    }
+
     /// An opaque of a length known beforehand; its roundup is read past.
     ///
     /// # Errors
@@ -276,6 +286,44 @@ impl Codec for bool {
     }
 }
 
+/// An opaque of a length known beforehand.
+impl<const N: usize> Codec for [u8; N] {
+    const BYTES_MIN: usize = N + roundup_bytes(N as u64) as usize;
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self, XdrError> {
+        let octets = reader.opaque_fixed(N)?;
+        Ok(*octets.first_chunk().expect("as many as were asked for"))
+    }
+
+    fn write(&self, writer: &mut Writer) {
+        writer.opaque_fixed(self);
+    }
+}
+
+/// Optional data, or a union of a boolean that has nothing where it is false: the same octets.
+impl<T: Codec> Codec for Option<T> {
+    const BYTES_MIN: usize = 4;
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self, XdrError> {
+        reader.optional(T::read)
+    }
+
+    fn write(&self, writer: &mut Writer) {
+        writer.optional(self.as_ref(), |writer, value| value.write(writer));
+    }
+}
+
+/// Void.
+impl Codec for () {
+    const BYTES_MIN: usize = 0;
+
+    fn read(_: &mut Reader<'_>) -> Result<Self, XdrError> {
+        Ok(())
+    }
+
+    fn write(&self, _: &mut Writer) {}
+}
+
 /// Declares a struct whose fields go over the wire in the order they are named, and each is named once.
 macro_rules! codec_struct {
     ($(#[$meta:meta])* $vis:vis struct $name:ident { $($(#[$field_meta:meta])* $field_vis:vis $field:ident: $type:ty,)+ }) => {
@@ -296,6 +344,67 @@ macro_rules! codec_struct {
     };
 }
 pub(crate) use codec_struct;
+
+/// Declares a type of its own around one that goes over the wire.
+macro_rules! codec_newtype {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident($inner:ty);) => {
+        $(#[$meta])*
+        $vis struct $name(pub $inner);
+
+        impl $crate::wire::codec::Codec for $name {
+            const BYTES_MIN: usize = <$inner as $crate::wire::codec::Codec>::BYTES_MIN;
+
+            fn read(reader: &mut $crate::wire::codec::Reader<'_>) -> Result<Self, $crate::wire::codec::XdrError> {
+                <$inner as $crate::wire::codec::Codec>::read(reader).map(Self)
+            }
+
+            fn write(&self, writer: &mut $crate::wire::codec::Writer) {
+                $crate::wire::codec::Codec::write(&self.0, writer);
+            }
+        }
+    };
+}
+pub(crate) use codec_newtype;
+
+/// Declares an enumeration whose values are named once, each with its number; `$what` is said where another is found.
+macro_rules! codec_enum {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident, $what:literal { $($(#[$value_meta:meta])* $value:ident = $number:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+        #[repr(u32)]
+        $vis enum $name { $($(#[$value_meta])* $value = $number,)+ }
+
+        impl $name {
+            /// All there are.
+            pub const ALL: &'static [Self] = &[$(Self::$value,)+];
+
+            pub const fn number(self) -> u32 {
+                self as u32
+            }
+
+            /// The value of that number.
+            pub const fn from_number(number: u32) -> Option<Self> {
+                match number {
+                    $($number => Some(Self::$value),)+
+                    _ => None,
+                }
+            }
+        }
+
+        impl $crate::wire::codec::Codec for $name {
+            const BYTES_MIN: usize = 4;
+
+            fn read(reader: &mut $crate::wire::codec::Reader<'_>) -> Result<Self, $crate::wire::codec::XdrError> {
+                reader.value($what, Self::from_number)
+            }
+
+            fn write(&self, writer: &mut $crate::wire::codec::Writer) {
+                writer.u32(self.number());
+            }
+        }
+    };
+}
+pub(crate) use codec_enum;
 
 /// Puts items one behind the other.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -575,6 +684,39 @@ mod tests {
         assert_eq!(reader.finish(), Err(XdrError { offset: 4, wanted: Wanted::End { left: 4 } }));
         assert_eq!(reader.rest(), [0; 4]);
         assert_eq!(reader.finish(), Ok(()));
+    }
+
+    codec_enum! {
+        enum Colour, "a colour" {
+            Red = 1,
+            Blue = 70,
+        }
+    }
+
+    codec_newtype! {
+        #[derive(Debug, Eq, PartialEq)]
+        struct Seal([u8; 5]);
+    }
+
+    #[test]
+    fn declared_items_are_read_as_they_are_written() {
+        let mut writer = Writer::new();
+        Colour::Blue.write(&mut writer);
+        Seal(*b"seals").write(&mut writer);
+        Some(Colour::Red).write(&mut writer);
+        None::<Colour>.write(&mut writer);
+        ().write(&mut writer);
+        let octets = writer.finish();
+        assert_eq!(octets, *b"\0\0\0\x46seals\0\0\0\0\0\0\x01\0\0\0\x01\0\0\0\0");
+        let mut reader = Reader::new(&octets);
+        assert_eq!(Colour::read(&mut reader), Ok(Colour::Blue));
+        assert_eq!(Seal::read(&mut reader), Ok(Seal(*b"seals")));
+        assert_eq!(Codec::read(&mut reader), Ok(Some(Colour::Red)));
+        assert_eq!(Codec::read(&mut reader), Ok(None::<Colour>));
+        assert_eq!(reader.finish(), Ok(()));
+        assert_eq!((Seal::BYTES_MIN, Colour::ALL.len()), (8, 2));
+        let wanted = Wanted::Value { what: "a colour", found: 2 };
+        assert_eq!(Colour::read(&mut Reader::new(&[0, 0, 0, 2])), Err(XdrError { offset: 0, wanted }));
     }
 
     #[test]

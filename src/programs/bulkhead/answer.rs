@@ -4,13 +4,11 @@ use super::request::Key;
 use super::{
     ENTRY_BYTES_MAX, GOT_DATA, KEYS_MAX, LIST_BYTES_MAX, LIST_ENTRIES_MAX, PROGRAM, RANGES_MAX, Status, procedure,
 };
-use crate::programs::rpc::{Data, ReplyFault, ResultReader, success};
+use crate::programs::rpc::{Data, REPLY_HEADER_BYTES, ReplyFault, ResultReader, success};
 use crate::store::key::KEY_BYTES_MAX;
 use crate::wire::codec::{Reader, Wanted, Writer, XdrError, roundup_bytes};
 use crate::wire::onc_rpc::{Item, Payload, PayloadWriter, Xid};
 
-/// Octets of the header of a successful reply with a verifier without body.
-const REPLY_HEADER_BYTES: u64 = 24;
 /// Octets of a [`Stat`] as encoded.
 const STAT_BYTES: usize = 56;
 /// Octets of a [`Got`] as encoded, without checksum and data.

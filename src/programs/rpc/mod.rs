@@ -18,7 +18,7 @@ mod results;
 pub use arguments::{ArgumentFault, ArgumentReader, Arguments, Reduced};
 pub use results::{ReplyFault, ResultReader};
 
-use crate::wire::codec::Reader;
+use crate::wire::codec::{Reader, roundup_bytes};
 use crate::wire::onc_rpc::{
     AcceptStatus, AuthStatus, CallError, CallHeader, Credential, Denial, Payload, PayloadWriter, Reply, ReplyHeader,
     Versions, Xid,
@@ -144,6 +144,36 @@ pub fn bare_reply(header: &ReplyHeader<'_>) -> Payload {
     let mut writer = PayloadWriter::new();
     header.write(writer.words());
     writer.finish()
+}
+
+/// Octets of the header of a successful reply with a verifier without body.
+pub const REPLY_HEADER_BYTES: u64 = 24;
+
+/// How large a reply can be, known before anything is done: so that there is room for it (RFC 8267 §3).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ReplyBound {
+    /// Octets of the message at most, with the eligible item, if it has one, left out.
+    pub reduced_bytes: u64,
+    /// Octets of the eligible item at most, roundup not included.
+    pub item_bytes: Option<u32>,
+}
+
+impl ReplyBound {
+    /// For results of `results_bytes`, behind a verifier without body.
+    pub const fn new(results_bytes: u64) -> Self {
+        Self { reduced_bytes: REPLY_HEADER_BYTES + results_bytes, item_bytes: None }
+    }
+
+    /// With an eligible item of `item_bytes`, whose length is in the results.
+    #[must_use]
+    pub const fn with_item(self, item_bytes: Option<u32>) -> Self {
+        Self { item_bytes, ..self }
+    }
+
+    /// Octets of the message at most, with the item and its roundup in it.
+    pub fn whole_bytes(&self) -> u64 {
+        self.reduced_bytes + self.item_bytes.map_or(0, |len| u64::from(len) + roundup_bytes(len.into()))
+    }
 }
 
 /// The beginning of a reply; results follow.

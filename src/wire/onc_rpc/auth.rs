@@ -10,7 +10,8 @@ pub const MACHINE_NAME_BYTES_MAX: usize = 255;
 pub const GIDS_MAX: usize = 16;
 
 const AUTH_NONE: u32 = 0;
-const AUTH_SYS: u32 = 1;
+/// The flavor of [`AuthSys`].
+pub const AUTH_SYS: u32 = 1;
 
 /// A credential or verifier as it travels: `| flavor | length | body | roundup |`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -9,8 +9,8 @@
 //!                               | 1 AUTH_ERROR   | auth_stat
 //! ```
 //!
-//! A credential or verifier is | flavor | n <= 400 | n octets | roundup |. On a stream messages travel in marked records
-//! ([`record`]); RPC-over-RDMA delimits them by itself.
+//! A credential or verifier is | flavor | n <= 400 | n octets | roundup |. RPC-over-RDMA
+//! delimits messages by itself; on a byte stream [`record`] does.
 
 pub mod auth;
 pub mod call;
@@ -18,7 +18,7 @@ pub mod payload;
 pub mod record;
 pub mod reply;
 
-pub use auth::{AuthSys, Credential, OpaqueAuth};
+pub use auth::{AUTH_SYS, AuthSys, Credential, OpaqueAuth};
 pub use call::{CallError, CallFault, CallHeader};
 pub use payload::{Item, Part, Payload, PayloadWriter};
 pub use reply::{AcceptStatus, AuthStatus, Denial, Reply, ReplyHeader, Versions};

@@ -87,8 +87,8 @@ impl<'a> ReplyHeader<'a> {
     /// It is no reply, it is cut, or it has a status that there is not.
     pub fn read(reader: &mut Reader<'a>) -> Result<Self, XdrError> {
         let xid = Xid(reader.u32()?);
-        expect(reader, "REPLY", |word| (word == MessageType::Reply.word()).then_some(()))?;
-        let accepted = expect(reader, "a reply status", |word| [true, false].get(word as usize).copied())?;
+        reader.value("REPLY", |word| (word == MessageType::Reply.word()).then_some(()))?;
+        let accepted = reader.value("a reply status", |word| [true, false].get(word as usize).copied())?;
         let reply = if accepted {
             let verifier = OpaqueAuth::read(reader)?;
             let offset = reader.offset();
@@ -103,7 +103,7 @@ impl<'a> ReplyHeader<'a> {
             };
             Reply::Accepted { verifier, status }
         } else {
-            let mismatch = expect(reader, "a reject status", |word| [true, false].get(word as usize).copied())?;
+            let mismatch = reader.value("a reject status", |word| [true, false].get(word as usize).copied())?;
             Reply::Denied(if mismatch {
                 Denial::RpcMismatch(Versions::read(reader)?)
             } else {
@@ -148,12 +148,6 @@ impl<'a> ReplyHeader<'a> {
             }
         }
     }
-}
-
-fn expect<T>(reader: &mut Reader<'_>, what: &'static str, value: impl FnOnce(u32) -> Option<T>) -> Result<T, XdrError> {
-    let offset = reader.offset();
-    let found = reader.u32()?;
-    value(found).ok_or(XdrError { offset, wanted: Wanted::Value { what, found } })
 }
 
 #[cfg(test)]
