@@ -13,7 +13,7 @@ use bulkhead::actors::{StartError, start};
 use bulkhead::config::Config;
 use bulkhead::error::Exit;
 use bulkhead::fabric::Address;
-use bulkhead::programs::rpcbind::{Entry, Fault, Service, VERSION_MIN, procedure};
+use bulkhead::programs::rpcbind::{Entry, Fault, RECORD_LIMITS, Service, VERSION_MIN, procedure};
 use bulkhead::wire::codec::{Reader, Writer};
 use bulkhead::wire::onc_rpc::record::{RecordReader, marked};
 use bulkhead::wire::onc_rpc::{AcceptStatus, CallHeader, Denial, Reply, ReplyHeader, Versions};
@@ -108,7 +108,7 @@ impl Desk {
     }
 
     fn serve(&self, mut stream: impl Read + Write) {
-        let (mut records, mut octets) = (RecordReader::new(10_000), [0; 1000]);
+        let (mut records, mut octets) = (RecordReader::new(RECORD_LIMITS), [0; 1000]);
         loop {
             let len = stream.read(&mut octets).unwrap_or(0);
             let mut rest = &octets[..len];

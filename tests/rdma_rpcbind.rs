@@ -57,7 +57,11 @@ impl Rpcbind {
 
     fn run(&self, words: &[&str]) -> Output {
         let through = self.through();
-        Command::new(&through[0]).args(&through[1..]).args(words).output().expect("it is part of util-linux")
+        let mut command = Command::new(&through[0]);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("BULKHEAD_")) {
+            command.env_remove(name);
+        }
+        command.args(&through[1..]).args(words).output().expect("it is part of util-linux")
     }
 
     /// netid, universal address and owner of what our program has there.
@@ -76,7 +80,7 @@ impl Rpcbind {
     }
 
     fn daemon(&self, flags: &[&str]) -> Daemon {
-        Daemon::builder().flags(flags).flags(&["--rpcbind"]).through(self.through()).start()
+        Daemon::builder().pool("64MiB").flags(flags).flags(&["--rpcbind"]).through(self.through()).start()
     }
 }
 

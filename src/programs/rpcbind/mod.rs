@@ -13,6 +13,7 @@ pub mod session;
 pub use session::{Fault, Registered, Session, Task, shown};
 
 use crate::wire::codec::{Reader, Writer, XdrError};
+use crate::wire::onc_rpc::record::RecordLimits;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -38,7 +39,7 @@ pub const PORT: u16 = 111;
 /// Octets of a string of an entry: more than rpcbind of Linux takes in from anybody (9,000).
 pub const STRING_BYTES_MAX: usize = 16 << 10;
 /// Octets of a record of a reply: some 20,000 entries of the usual length.
-pub const RECORD_BYTES_MAX: usize = 1 << 20;
+pub const RECORD_LIMITS: RecordLimits = RecordLimits { bytes_max: 1 << 20, fragments_max: 4096 };
 /// Octets of the least entry, the word before it included.
 const ENTRY_BYTES_MIN: usize = 24;
 

@@ -12,9 +12,9 @@
 //! anew. One with another address may lead to somebody who lives, so it is never touched. On the way out only what has our
 //! address and the owner that was written down for us is taken back: a superuser's UNSET would take anybody's.
 
-use super::{Entry, PROGRAM_NUMBER, RECORD_BYTES_MAX, Service, VERSION_MAX, VERSION_MIN, procedure, read_dump};
+use super::{Entry, PROGRAM_NUMBER, RECORD_LIMITS, Service, VERSION_MAX, VERSION_MIN, procedure, read_dump};
 use crate::wire::codec::{Reader, Writer, XdrError};
-use crate::wire::onc_rpc::record::{RecordReader, RecordTooLong, marked};
+use crate::wire::onc_rpc::record::{RecordFault, RecordReader, marked};
 use crate::wire::onc_rpc::{AcceptStatus, CallHeader, Denial, OpaqueAuth, Reply, ReplyHeader, Versions, Xid};
 use std::collections::VecDeque;
 use thiserror::Error;
@@ -24,7 +24,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum Fault {
     #[error("its answer is none: {0}")]
-    Record(#[from] RecordTooLong),
+    Record(#[from] RecordFault),
     #[error("its answer is none: {0}")]
     Malformed(#[from] XdrError),
     #[error("it answers xid {found:#x}, and xid {wanted:#x} was asked")]
@@ -125,7 +125,7 @@ impl Session {
             version: VERSION_MAX,
             xid: xid.0,
             is_waiting: false,
-            records: RecordReader::new(RECORD_BYTES_MAX),
+            records: RecordReader::new(RECORD_LIMITS),
         }
     }
 
@@ -302,7 +302,7 @@ pub fn shown(octets: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ENTRY_BYTES_MIN, Transport};
+    use super::super::Transport;
     use super::*;
     use proptest::prelude::*;
 
@@ -321,7 +321,7 @@ mod tests {
 
     /// What a call asks, as words: `SET 4 127.0.0.1.0.5`.
     fn asked(record: &[u8]) -> String {
-        let mut records = RecordReader::new(1000);
+        let mut records = RecordReader::new(RECORD_LIMITS);
         let message = records.take(&mut &record[..]).unwrap().expect("one whole record");
         let mut reader = Reader::new(&message);
         let call = CallHeader::read(&mut reader).unwrap();
@@ -415,8 +415,9 @@ mod tests {
         let not_ours = |owner: &str| Err(Fault::NotOurs { service: four.clone(), owner: owner.to_owned() });
         let taken = Err(Fault::Taken { there: elsewhere.clone(), owner: "superuser".to_owned() });
         let denial = Denial::AuthError(crate::wire::onc_rpc::AuthStatus::TOOWEAK);
-        // Task, services, answers; calls, end, and what is left behind.
-        let table: Vec<(Task, &[Service], Vec<Say>, &str, Result<(), Fault>, usize)> = vec![
+        // Task, services, answers; calls, end, and how many are left behind.
+        type Case<'a> = (Task, &'a [Service], Vec<Say>, &'a str, Result<(), Fault>, usize);
+        let table: Vec<Case<'_>> = vec![
             (Look, &one, vec![none()], "DUMP 4", Ok(()), 0),
             (Look, &one, vec![ours()], "DUMP 4", Ok(()), 0),
             (Look, &one, vec![dump(&[(&elsewhere, "superuser")])], "DUMP 4", taken.clone(), 0),
@@ -571,9 +572,8 @@ mod tests {
         in_set.poll_transmit().unwrap();
         let two = success(XID.wrapping_add(1), |writer| writer.u32(2));
         assert!(matches!(in_set.handle_octets(&two), Err(Fault::Malformed(_))), "a boolean is 0 or 1");
-        let too_long = fresh().handle_octets(&(RECORD_BYTES_MAX as u32).to_be_bytes());
+        let too_long = fresh().handle_octets(&(RECORD_LIMITS.bytes_max + 1).to_be_bytes());
         assert!(matches!(too_long, Err(Fault::Record(_))), "{too_long:?}");
-        assert!(RECORD_BYTES_MAX / ENTRY_BYTES_MIN < 50_000);
     }
 
     #[test]

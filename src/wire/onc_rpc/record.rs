@@ -186,9 +186,73 @@ impl RecordDecoder {
     }
 }
 
+/// `message` as a record of one fragment.
+///
+/// # Panics
+/// As [`Mark::whole`].
+pub fn marked(message: &[u8]) -> Vec<u8> {
+    [&Mark::whole(message.len() as u64).octets(), message].concat()
+}
+
+/// Gathers short records, each a message that is wanted whole. A longer message goes through [`RecordDecoder`].
+#[derive(Clone, Debug)]
+pub struct RecordReader {
+    decoder: RecordDecoder,
+    message: Vec<u8>,
+}
+
+impl RecordReader {
+    pub const fn new(limits: RecordLimits) -> Self {
+        Self { decoder: RecordDecoder::new(limits), message: Vec::new() }
+    }
+
+    /// Takes from the front of `octets` what it needs; gives a message once it is whole, and leaves what comes behind it.
+    ///
+    /// # Errors
+    /// [`RecordFault`], which is final.
+    pub fn take(&mut self, octets: &mut &[u8]) -> Result<Option<Vec<u8>>, RecordFault> {
+        while let Some(piece) = self.decoder.next(octets, usize::MAX)? {
+            match piece {
+                Piece::Octets(part) => self.message.extend_from_slice(part),
+                Piece::End => return Ok(Some(std::mem::take(&mut self.message))),
+            }
+        }
+        Ok(None)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_records_are_gathered_whole_however_they_are_cut() {
+        let octets = [
+            &[0, 0, 0, 3][..],
+            b"abc",
+            &[0; 4],
+            &[0x80, 0, 0, 2],
+            b"de",
+            &super::marked(b""),
+            &super::marked(b"f"),
+            &[0x80],
+        ]
+        .concat();
+        for step in 1..octets.len() {
+            let mut reader = RecordReader::new(RecordLimits { bytes_max: 5, fragments_max: 3 });
+            let mut messages = Vec::new();
+            for mut part in octets.chunks(step) {
+                while let Some(message) = reader.take(&mut part).unwrap() {
+                    messages.push(message);
+                }
+                assert!(part.is_empty());
+            }
+            assert_eq!(messages, [&b"abcde"[..], b"", b"f"]);
+        }
+        let mut reader = RecordReader::new(RecordLimits { bytes_max: 4, fragments_max: 3 });
+        assert_eq!(reader.take(&mut &octets[..]), Err(RecordFault::TooLong { bytes: 5, max: 4 }));
+        assert_eq!(reader.take(&mut &b"x"[..]), Err(RecordFault::TooLong { bytes: 5, max: 4 }));
+    }
     use proptest::prelude::*;
 
     const LIMITS: RecordLimits = RecordLimits { bytes_max: 64, fragments_max: 4 };
