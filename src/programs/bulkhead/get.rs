@@ -249,7 +249,9 @@ impl Pieces {
 }
 
 fn join(front: (u32, u32), back: (u32, u32)) -> (u32, u32) {
-    (front.0 + back.0, crc32c::crc32c_combine(front.1, back.1, back.0 as usize))
+    // Zero stays zero however many octets follow it: all there is where no checksum was asked for, and shifting is dear.
+    let shifted = if front.1 == 0 { 0 } else { crc32c::crc32c_combine(front.1, 0, back.0 as usize) };
+    (front.0 + back.0, shifted ^ back.1)
 }
 
 #[cfg(test)]
