@@ -834,6 +834,13 @@ fn queues_and_requests_have_limits_and_a_refused_request_stays_with_its_poster(b
     assert!(matches!(world.near.lane.dial(&world.listener.address(), deep), Err(FabricError::Attributes { .. })));
     let none = Attributes { read_depth: 0, ..attributes };
     assert!(matches!(world.near.lane.dial(&world.listener.address(), none), Err(FabricError::Attributes { .. })));
+    let Pair { near: mute, far } = world.pair_with(Attributes { never_reads: true, ..Attributes::default() });
+    let region = far.register(SharedSpan::new(8).unwrap(), Access::BOTH).unwrap();
+    let mut work = vec![write(&[1], region.remote(), 0), read(&*mute, 8, region.remote(), 0)];
+    assert_eq!(mute.post(&mut work), Err(PostError::NeverReads));
+    work.truncate(1);
+    mute.post(&mut work).unwrap();
+    world.done(Near, &*mute);
     let odd = SharedSpan::new(64).unwrap().slice(4..64);
     assert!(matches!(near.register(odd, Access::BOTH), Err(FabricError::Unaligned)));
 }
