@@ -542,6 +542,7 @@ impl End {
             if was_connected && let Err(error) = hardware.id.disconnect() {
                 tracing::debug!(qp = qp.0, %error, "a peer was not told of the end");
             }
+            self.regions.close_windows();
             hardware.id.destroy_queue_pair();
             let Hardware { completions, slab, id, .. } = hardware;
             drop((completions, slab));
