@@ -5,7 +5,7 @@
 pub mod conversation;
 
 use bulkhead::client::rpc::{Answer, Argument, RawCall};
-use bulkhead::fabric::SharedSpan;
+use bulkhead::fabric::{RemoteKey, SharedSpan};
 use bulkhead::wire::codec::{Reader, Writer, roundup_bytes};
 use bulkhead::wire::onc_rpc::auth::AuthSys;
 use bulkhead::wire::onc_rpc::reply::{AcceptStatus, Reply, ReplyHeader};
@@ -31,6 +31,20 @@ const SMALL_BYTES: u64 = 512;
 pub fn is_served() -> bool {
     let ports = fs::read_to_string("/proc/fs/nfsd/portlist").unwrap_or_default();
     ports.lines().any(|line| line == format!("rdma {RDMA_PORT}")) && Path::new(EXPORT).is_dir()
+}
+
+/// Where the kernel says what it does.
+const TRACE: &str = "/sys/kernel/tracing";
+
+/// From now on the server notes of each reply whose key it invalidates.
+pub fn trace_invalidations() {
+    fs::write(Path::new(TRACE).join("events/rpcrdma/svcrdma_post_send/enable"), "1").unwrap();
+}
+
+/// Whether a reply has invalidated this key, as the server notes it.
+pub fn was_invalidated(key: RemoteKey) -> bool {
+    let noted = fs::read_to_string(Path::new(TRACE).join("trace")).unwrap();
+    noted.lines().any(|line| line.ends_with(&format!(" inv_rkey={:#010x}", key.0)))
 }
 
 /// A directory of this test alone below the export, and its handle. It goes with the value.
