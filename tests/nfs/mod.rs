@@ -164,6 +164,14 @@ pub fn results<T: Unpack>(answer: &Answer) -> T {
     unpacked(body_of(&stream))
 }
 
+/// What became of an accepted call.
+pub fn status(answer: &Answer) -> AcceptStatus {
+    match ReplyHeader::read(&mut Reader::new(&answer.stream)).unwrap().reply {
+        Reply::Accepted { status, .. } => status,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// The first `len` octets of a span.
 pub fn octets(span: &SharedSpan, len: u64) -> Vec<u8> {
     let mut octets = vec![0; len as usize];

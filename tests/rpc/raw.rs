@@ -130,7 +130,7 @@ impl Raw {
         remote_invalidate: bool,
     ) -> Result<Self, Vec<u8>> {
         let lane = fabric.lane().unwrap();
-        let qp = lane.dial(address, Attributes::default()).unwrap();
+        let qp = lane.dial(address, Attributes { never_reads: true, ..Attributes::default() }).unwrap();
         for buf in qp.allocate(inline_bytes as usize, RECEIVES).unwrap() {
             qp.post_receive(buf).unwrap();
         }
