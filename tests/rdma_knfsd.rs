@@ -148,8 +148,7 @@ fn a_client_calls_every_procedure() {
         let missed: LOOKUP3res = results(&client.call(nfs::lookup(&directory.handle, "b")).unwrap());
         assert!(matches!(missed, Nfs3Result::Err((nfsstat3::NFS3ERR_NOENT, _))));
         let attributes: GETATTR3res = results(&client.call(nfs::getattr(&handle)).unwrap());
-        let (attributes, local) =
-            (attributes.unwrap().obj_attributes, fs::metadata(directory.path.join("a")).unwrap());
+        let (attributes, local) = (attributes.unwrap().obj_attributes, fs::metadata(directory.path.join("a")).unwrap());
         assert_eq!((attributes.size, attributes.fileid), (local.len(), local.ino()));
         assert!(data_of(&client.call(nfs::read(&handle, 0, 100_001)).unwrap()) == value);
         let removed: REMOVE3res = results(&client.call(nfs::remove(&directory.handle, "a")).unwrap());
@@ -228,7 +227,10 @@ fn parts_are_read_from_any_offset() {
         call.reduce(Reduction::Fit, Reduction::Always);
         let answer = peer.answer(call);
         let failed: READ3res<'_> = results(&answer);
-        assert!(matches!(failed, Nfs3Result::Err((nfsstat3::NFS3ERR_ISDIR | nfsstat3::NFS3ERR_INVAL, _))), "{failed:?}");
+        assert!(
+            matches!(failed, Nfs3Result::Err((nfsstat3::NFS3ERR_ISDIR | nfsstat3::NFS3ERR_INVAL, _))),
+            "{failed:?}"
+        );
         assert!(answer.chunks.iter().all(|(_, len)| *len == 0));
     });
 }
@@ -257,7 +259,9 @@ fn what_is_written_is_in_the_file() {
                     let is_large = len > 3900;
                     match reduction {
                         // At the place of the data, without roundup.
-                        Reduction::Always | Reduction::Fit if len > 0 && (is_large || reduction == Reduction::Always) => {
+                        Reduction::Always | Reduction::Fit
+                            if len > 0 && (is_large || reduction == Reduction::Always) =>
+                        {
                             assert_eq!((sent.placement, octets), (Placement::Inline, len as u64));
                             assert!(sent.lists.reads.iter().all(|segment| segment.position > 0));
                             assert_eq!(sent.lists.reads.len(), len.div_ceil(segment_bytes_max as usize));
@@ -564,7 +568,8 @@ fn null(xid: u32, version: u32, procedure: u32, reads: &[u32]) -> Vec<u8> {
     message.extend(reads.iter().chain(&[0, 0, 0]).flat_map(|word| word.to_be_bytes()));
     let mut call = Writer::new();
     let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
-    CallHeader { xid: Xid(xid), program: PROGRAM, version: VERSION, procedure: 0, credential, verifier }.write(&mut call);
+    CallHeader { xid: Xid(xid), program: PROGRAM, version: VERSION, procedure: 0, credential, verifier }
+        .write(&mut call);
     message.extend(call.finish());
     message
 }

@@ -66,11 +66,8 @@ pub struct Conversation {
 impl Conversation {
     /// With the server at `ip`. There is a connection from the first call on.
     pub fn with(fabric: &dyn Fabric, ip: &str, terms: Terms) -> Self {
-        let own = PrivateData {
-            remote_invalidate: true,
-            send_bytes: terms.inline_bytes,
-            receive_bytes: terms.inline_bytes,
-        };
+        let own =
+            PrivateData { remote_invalidate: true, send_bytes: terms.inline_bytes, receive_bytes: terms.inline_bytes };
         // The server remembers calls by their xid, whoever makes them.
         let first_xid = Xid(std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros() as u32);
         let settings = Settings {
@@ -192,7 +189,9 @@ impl Conversation {
             return;
         }
         match &event {
-            Event::Established { private_data, .. } => self.server = PrivateData::find(private_data).map(|(_, told)| told),
+            Event::Established { private_data, .. } => {
+                self.server = PrivateData::find(private_data).map(|(_, told)| told)
+            }
             Event::Rejected { .. } => panic!("the server declined"),
             Event::Disconnected { cause, .. } => {
                 self.ends.push(cause.clone());

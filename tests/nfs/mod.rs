@@ -107,12 +107,7 @@ fn call_over_tcp(port: u16, program: u32, version: u32, procedure: u32, argument
 
 /// The handle of the export, as MOUNT tells it.
 pub fn root() -> nfs_fh3 {
-    let wanted = portmap::mapping {
-        prog: mount::PROGRAM,
-        vers: mount::VERSION,
-        prot: portmap::IPPROTO_TCP,
-        port: 0,
-    };
+    let wanted = portmap::mapping { prog: mount::PROGRAM, vers: mount::VERSION, prot: portmap::IPPROTO_TCP, port: 0 };
     const GETPORT: u32 = 3;
     const MNT: u32 = 1;
     let reply = call_over_tcp(portmap::PMAP_PORT, portmap::PROGRAM, portmap::VERSION, GETPORT, &wanted);
@@ -233,8 +228,7 @@ pub fn remove(directory: &nfs_fh3, name: &str) -> RawCall {
 
 /// Its data is the eligible result, of which the server is told to give `count` octets and is given room for `room`.
 pub fn read_into(file: &nfs_fh3, offset: u64, count: u32, room: u32, into: Option<SharedSpan>) -> RawCall {
-    let mut call =
-        plain(NFS_PROGRAM::NFSPROC3_READ, &READ3args { file: file.clone(), offset, count }, SMALL_BYTES);
+    let mut call = plain(NFS_PROGRAM::NFSPROC3_READ, &READ3args { file: file.clone(), offset, count }, SMALL_BYTES);
     call.result(room, into);
     call
 }
