@@ -112,6 +112,8 @@ pub struct Attributes {
     pub receive_depth: usize,
     /// Reads outstanding in each direction, at least 1. More may be posted; they wait. A fabric may serve more of the peer's.
     pub read_depth: usize,
+    /// It posts no Reads, so a peer that is dialled need not serve any. Some do not: Linux's NFS server does not.
+    pub never_reads: bool,
     /// Octets of an inline request.
     pub inline_bytes_max: usize,
     /// From the first octet of the handshake to its last; also what a peer may take to say goodbye.
@@ -124,6 +126,7 @@ impl Default for Attributes {
             send_depth: 512,
             receive_depth: 512,
             read_depth: 16,
+            never_reads: false,
             inline_bytes_max: 256,
             handshake_timeout: Duration::from_secs(5),
         }
@@ -403,6 +406,8 @@ pub enum PostError {
     Range { start: usize, end: usize, len: usize },
     #[error("the buffer was allocated by another queue pair")]
     ForeignBuffer,
+    #[error("a Read, and the queue pair was made for none")]
+    NeverReads,
     #[error("the queue pair is not connected yet")]
     NotConnected,
     #[error("the connection has ended")]

@@ -73,6 +73,7 @@ pub(super) struct SendQueue<S> {
     domain: Domain,
     depth: usize,
     inline_bytes_max: usize,
+    never_reads: bool,
     first_index: u32,
     in_flight: VecDeque<Posted<S>>,
 }
@@ -91,6 +92,7 @@ impl<S: Default> SendQueue<S> {
             domain,
             depth: attributes.send_depth,
             inline_bytes_max: attributes.inline_bytes_max,
+            never_reads: attributes.never_reads,
             first_index: 0,
             in_flight: VecDeque::new(),
         }
@@ -100,6 +102,9 @@ impl<S: Default> SendQueue<S> {
     pub(super) fn post(&mut self, work: &mut Vec<Work>) -> Result<WorkId, PostError> {
         if work.len() > self.depth - self.in_flight.len() {
             return Err(PostError::Full { posted: work.len(), depth: self.depth });
+        }
+        if self.never_reads && work.iter().any(|request| request.kind() == WorkKind::Read) {
+            return Err(PostError::NeverReads);
         }
         work.iter().try_for_each(|request| check(request, Some(self.domain), self.inline_bytes_max))?;
         let id = self.place.id(self.first_index.wrapping_add(self.in_flight.len() as u32));

@@ -141,7 +141,7 @@ impl Raw {
         receive_bytes: u32,
     ) -> Result<Self, Vec<u8>> {
         let lane = fabric.lane().unwrap();
-        let qp = lane.dial(address, Attributes::default()).unwrap();
+        let qp = lane.dial(address, Attributes { never_reads: true, ..Attributes::default() }).unwrap();
         for buf in qp.allocate(receive_bytes as usize, RECEIVES).unwrap() {
             qp.post_receive(buf).unwrap();
         }

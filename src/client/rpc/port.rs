@@ -123,6 +123,8 @@ pub fn attributes(requester: &Requester, handshake_timeout: Duration) -> Attribu
     Attributes {
         send_depth: requester.send_count() as usize,
         receive_depth: requester.receive_count() as usize,
+        // The responder moves all chunks.
+        never_reads: true,
         handshake_timeout,
         ..Attributes::default()
     }

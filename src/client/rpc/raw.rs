@@ -71,7 +71,8 @@ impl RawCall {
         (self.arguments_reduction, self.results_reduction) = (arguments, results);
     }
 
-    pub(super) fn into_call(self) -> (Call, Lent) {
+    /// What a [`Port`](super::port::Port) is called with.
+    pub fn into_call(self) -> (Call, Lent) {
         let call = Call {
             message: self.message.finish(),
             arguments: self.arguments_reduction,

@@ -321,7 +321,7 @@ impl End {
 
     fn offer(&self, attributes: &Attributes) -> Offer {
         let read_depth = attributes.read_depth.min(startup::READS_SERVED_MAX.into()) as u16;
-        Offer { form: self.options.form, crc: self.options.crc, read_depth }
+        Offer { form: self.options.form, crc: self.options.crc, read_depth, never_reads: attributes.never_reads }
     }
 
     fn finish_connecting(&self, state: &mut EndState) {

@@ -369,7 +369,8 @@ impl End {
                 if state.failure.is_some() || !is_asker && !matches!(state.phase, Phase::Accepting) {
                     return;
                 }
-                if is_asker && (terms.reads_in == 0 || terms.reads_out == 0) {
+                let is_deaf = terms.reads_out == 0 && !state.attributes.never_reads;
+                if is_asker && (terms.reads_in == 0 || is_deaf) {
                     return state.fail(Cause::PeerFault("no Read can be outstanding".to_owned()));
                 }
                 state.phase = Phase::Connected;
@@ -541,6 +542,7 @@ impl End {
             if was_connected && let Err(error) = hardware.id.disconnect() {
                 tracing::debug!(qp = qp.0, %error, "a peer was not told of the end");
             }
+            self.regions.close_windows();
             hardware.id.destroy_queue_pair();
             let Hardware { completions, slab, id, .. } = hardware;
             drop((completions, slab));

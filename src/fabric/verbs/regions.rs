@@ -25,7 +25,7 @@ struct Table {
 
 /// Fields are dropped in order: the window, what it is bound to, the memory.
 struct Entry {
-    _window: Option<Window>,
+    window: Option<Window>,
     _registration: Registration,
     span: SharedSpan,
 }
@@ -57,7 +57,7 @@ impl Regions {
         // SAFETY: the entry owns a clone of the span, which keeps the memory, and drops the registration first.
         let registration = unsafe { Registration::shared(&self.pd, &span, access, false) }?;
         let key = RemoteKey(registration.remote_key());
-        Ok(self.insert(key, Entry { _window: None, _registration: registration, span }))
+        Ok(self.insert(key, Entry { window: None, _registration: registration, span }))
     }
 
     /// A key that opens `span` once `bind` has posted the request it is given.
@@ -80,7 +80,7 @@ impl Regions {
             len: len as u64,
             access_flags: remote_flags(access).0,
         })?;
-        Ok(self.insert(key, Entry { _window: Some(window), _registration: registration, span }))
+        Ok(self.insert(key, Entry { window: Some(window), _registration: registration, span }))
     }
 
     fn insert(self: &Arc<Self>, key: RemoteKey, entry: Entry) -> MemoryRegion {
@@ -129,7 +129,13 @@ impl Regions {
         self.lane.watch_count.fetch_sub(before - table.watched.len(), Ordering::Relaxed);
     }
 
-    /// Takes every key out of service, once the queue pair is gone.
+    /// Takes what is bound out of service, before the queue pair goes: a bound window keeps it, and rxe waits for that until
+    /// it gives up, 50 s later.
+    pub(super) fn close_windows(&self) {
+        self.table().entries.values_mut().for_each(|entry| entry.window = None);
+    }
+
+    /// Takes every key out of service, once the queue pair is gone: what it is in the middle of keeps a registration.
     pub(super) fn clear(&self) {
         let mut table = self.table();
         self.lane.region_count.fetch_sub(table.entries.len(), Ordering::Relaxed);

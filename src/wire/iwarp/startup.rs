@@ -52,6 +52,8 @@ pub struct Offer {
     pub crc: bool,
     /// Reads outstanding in each direction, 1 to [`READS_SERVED_MAX`].
     pub read_depth: u16,
+    /// A responder that serves no Reads will do.
+    pub never_reads: bool,
 }
 
 /// What was settled.
@@ -121,8 +123,9 @@ impl Offer {
             ready = kinds.into_iter().find(|kind| kind.is_in(&word));
             reason = ready.is_none().then_some(Reason::NO_READY_FRAME);
         }
-        // A peer that serves no Reads is of no use to what is above.
-        if reads_out == 0 || reads_in > READS_SERVED_MAX {
+        // Whoever Reads, and be it to say "ready", needs a peer that serves it.
+        let is_deaf = reads_out == 0 && (!self.never_reads || ready == Some(ReadyFrame::Read));
+        if is_deaf || reads_in > READS_SERVED_MAX {
             reason = reason.or(Some(Reason::READ_DEPTH));
         }
         let terms = Terms { crc, reads_out: reads_out.into(), reads_in: reads_in.min(READS_SERVED_MAX).into(), ready };
@@ -222,7 +225,7 @@ mod tests {
     }
 
     fn offer() -> Offer {
-        Offer { form: Form::default(), crc: true, read_depth: 16 }
+        Offer { form: Form::default(), crc: true, read_depth: 16, never_reads: false }
     }
 
     fn word(flags: &str, ird: u16, ord: u16) -> ConnectionWord {
@@ -240,7 +243,7 @@ mod tests {
         for form in FORMS {
             for (asks, wants) in [(false, false), (false, true), (true, false), (true, true)] {
                 for (near, far) in [(1, 1), (16, 16), (16, 128), (128, 16), (1, 128), (128, 1)] {
-                    let offer = Offer { form, crc: asks, read_depth: near };
+                    let offer = Offer { form, read_depth: near, crc: asks, ..offer() };
                     let request = across(FrameKind::Request, &offer.request(b"data".to_vec()));
                     assert_eq!((request.crc, request.markers, request.rejected), (asks, false, false));
                     let (reply, theirs) = answer(&request, wants, far);
@@ -327,6 +330,16 @@ mod tests {
             (Form::ClientServer, word("AC", 16, 16), (16, 16, None, None)),
         ] {
             assert_eq!(conclude(form, said), expected, "{form:?} {said:?}");
+        }
+        // Who never Reads needs nobody who serves it, but for a ready-to-receive frame that is one.
+        for (said, expected) in [
+            (word("AC", 0, 16), None),
+            (word("", 0, 16), None),
+            (word("AD", 0, 16), Some(Reason::READ_DEPTH)),
+            (word("AC", 0, 129), Some(Reason::READ_DEPTH)),
+        ] {
+            let (terms, reason) = Offer { never_reads: true, ..offer() }.conclude(&request(Some(said))).unwrap();
+            assert_eq!((terms.reads_out, reason), (0, expected), "{said:?}");
         }
         let of_word = request(Some(word("AC", 16, 16)));
         assert_eq!(offer().conclude(&Frame { markers: true, ..of_word.clone() }), Err(ReplyError::Markers));
