@@ -16,9 +16,7 @@ use super::raw::RawCall;
 use super::{Answer, Argument, Cancel, fabric_of, not_rpc};
 use crate::client::{ClientError, ServerUrl};
 use crate::fabric::{self, Address, Fabric, SharedSpan};
-use crate::programs::bulkhead::{
-    self, LIST_BYTES_MAX, LIST_ENTRIES_MAX, ListRequest, Page, PinnedVersion, Stat, Status,
-};
+use crate::programs::bulkhead::{self, Page, PinnedVersion, Stat, Status};
 use crate::wire::onc_rpc::Xid;
 use crate::wire::rpcrdma::requester::{Call, Failure, Terms};
 
@@ -346,14 +344,8 @@ impl AsyncRpcClient {
         cookie: impl AsRef<[u8]>,
         count_max: u32,
     ) -> Result<Page, ClientError> {
-        let (prefix, cookie) = (prefix.as_ref(), cookie.as_ref());
-        for part in [prefix, cookie] {
-            if !part.is_empty() {
-                operation::key_of(part)?;
-            }
-        }
-        let count = count_max.clamp(1, LIST_ENTRIES_MAX as u32);
-        match self.run(Operation::list(ListRequest { prefix, cookie, count, bytes: LIST_BYTES_MAX })).await? {
+        let terms = *self.terms.borrow();
+        match self.run(Operation::list(prefix.as_ref(), cookie.as_ref(), count_max, &terms)?).await? {
             bulkhead::Answer::List(page) if page.status == Status::Ok => Ok(page),
             bulkhead::Answer::List(page) => Err(refused(page.status)),
             answer => unreachable!("{answer:?} to a LIST"),

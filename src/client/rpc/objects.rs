@@ -11,8 +11,8 @@ use super::{CallId, Cancel, RpcClient};
 use crate::client::{ClientError, Info};
 use crate::fabric::SharedSpan;
 use crate::programs::bulkhead::{
-    Answer, Entry, Expectation, Item, LIST_BYTES_MAX, LIST_ENTRIES_MAX, ListRequest, PUT_BYTES_MAX, Page,
-    PinnedVersion, Put, PutMore, PutResult, Stat, Status,
+    Answer, Entry, Expectation, Item, LIST_ENTRIES_MAX, PUT_BYTES_MAX, Page, PinnedVersion, Put, PutMore, PutResult,
+    Stat, Status,
 };
 use crate::store::Condition;
 
@@ -499,15 +499,8 @@ impl RpcClient {
         cookie: impl AsRef<[u8]>,
         count_max: u32,
     ) -> Result<Page, ClientError> {
-        let (prefix, cookie) = (prefix.as_ref(), cookie.as_ref());
-        for part in [prefix, cookie] {
-            if !part.is_empty() {
-                operation::key_of(part)?;
-            }
-        }
-        let count = count_max.clamp(1, LIST_ENTRIES_MAX as u32);
-        let request = ListRequest { prefix, cookie, count, bytes: LIST_BYTES_MAX };
-        match self.run(Operation::list(request))? {
+        let terms = self.terms()?;
+        match self.run(Operation::list(prefix.as_ref(), cookie.as_ref(), count_max, &terms)?)? {
             Answer::List(page) if page.status == Status::Ok => Ok(page),
             Answer::List(page) => Err(refused(page.status)),
             answer => unreachable!("{answer:?} to a LIST"),

@@ -7,8 +7,8 @@ use super::port::{Argument, Finished, Lent};
 use crate::client::{ClientError, ServerUrl};
 use crate::fabric::SharedSpan;
 use crate::programs::bulkhead::{
-    Answer, Deletion, Expectation, GetRequest, Item, KEYS_MAX, Key, Put, PutMore, RANGES_MAX, RangeOf, Request,
-    StatRequest, Status, Touch,
+    Answer, Deletion, ENTRY_BYTES_MAX, Expectation, GetRequest, Item, KEYS_MAX, Key, LIST_BYTES_MAX, LIST_ENTRIES_MAX,
+    ListRequest, Put, PutMore, RANGES_MAX, RangeOf, Request, StatRequest, Status, Touch,
 };
 use crate::programs::rpc::{Data, ReplyFault};
 use crate::wire::onc_rpc::{OpaqueAuth, Xid};
@@ -83,8 +83,23 @@ impl Operation {
         Self::new(&Request::PutMore(more), Lent { arguments: vec![data], results: Vec::new() })
     }
 
-    pub(super) fn list(list: crate::programs::bulkhead::ListRequest<'_>) -> Self {
-        Self::bare(&Request::List(list))
+    /// A page of the keys that begin with `prefix`, as long as the connection carries.
+    pub(super) fn list(prefix: &[u8], cookie: &[u8], count_max: u32, terms: &Terms) -> Result<Self, ClientError> {
+        for part in [prefix, cookie] {
+            if !part.is_empty() {
+                key_of(part)?;
+            }
+        }
+        let count = count_max.clamp(1, LIST_ENTRIES_MAX as u32);
+        let mut bytes = LIST_BYTES_MAX;
+        loop {
+            let list = Self::bare(&Request::List(ListRequest { prefix, cookie, count, bytes }));
+            // Segments of a long reply take room in both headers.
+            if bytes / 2 < ENTRY_BYTES_MAX || list.fits(terms) {
+                return Ok(list);
+            }
+            bytes /= 2;
+        }
     }
 
     fn get(ranges: &[GetRange], crc32c: bool, deadline_us: u32) -> Result<Self, ClientError> {

@@ -5,7 +5,8 @@
 //!                 long call                      PUT behind a long call
 //!  handle_message ────────▶ Queued ─▶ Pulling ─┬──────▶ Held ──┐
 //!        └──────────────────────────────────── dispatch ◀──────┘
-//!                                                 │  └─▶ Waiting (room for a long reply) ─▶ dispatch
+//!                                                 │  ├─▶ Waiting (room for a long reply) ─▶ dispatch
+//!                                                 │  └─▶ Twin (it runs on another connection) ─▶ dispatch
 //!           ┌──────────────┬──────────────────────┤
 //!           ▼              ▼                      ▼
 //!        Getting        Putting                answered at once
@@ -325,6 +326,7 @@ impl<B: AsRef<[u8]>> Service<B> {
     /// Deadlines, waits and idle drafts.
     pub fn handle_time(&mut self, now: Duration) {
         self.handle_get_times(now);
+        self.retry_twins(now);
         self.session.drafts().handle_time(self.around.store.clock().now_ms());
     }
 

@@ -61,7 +61,8 @@ pub fn arguments_checksum(stream: &[u8], items: &[Range<usize>]) -> u32 {
 pub enum Admission {
     /// It is new: execute it, then [`DuplicateCache::complete`] or [`DuplicateCache::forget`].
     Execute,
-    /// It is being executed: drop it, the first copy will be answered or come again.
+    /// It is being executed: ask again later. The answer of the first copy goes to the connection that it came on, and if
+    /// that is lost, nowhere.
     Running,
     /// It was answered with this RPC message: answer so again.
     Replay(Arc<[u8]>),

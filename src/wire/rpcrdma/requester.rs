@@ -16,6 +16,9 @@
 //! connection loses goes out again on the next one, with the same xid, newly sized and newly registered. Messages that are
 //! no replies are dropped, and cost a Receive each: [`Output::Receive`] asks for another.
 //!
+//! A call that is cancelled at once may break the connection, and a responder that cannot tell whose memory refused it refuses
+//! one of the calls that come again, with ERR_CHUNK. So a call that was beside a cancelled one is sent once more after that.
+//!
 //! What is left to whoever reads the results: that each eligible one has as many octets as its write chunk got, and none
 //! stayed inline beside its chunk (§6.1). [`Reply::results`] has the octets.
 
@@ -314,6 +317,8 @@ impl Requester {
             call,
             stage: Stage::Waiting,
             is_cancelled: false,
+            is_bystander: false,
+            is_again: false,
             is_unanswered: false,
             attempts: 0,
             deadline: None,
@@ -344,7 +349,11 @@ impl Requester {
                     self.fence(xid, Err(Failure::Cancelled));
                 }
             }
-            Stage::Fencing(_) => {}
+            Stage::Fencing(ref mut outcome) => {
+                if std::mem::take(&mut pending.is_again) {
+                    *outcome = Err(Failure::Cancelled);
+                }
+            }
             Stage::Orphan => return false,
         }
         true
@@ -383,14 +392,18 @@ impl Requester {
         self.regions.clear();
         let mut calls: Vec<(u64, Xid)> = self.calls.iter().map(|(xid, each)| (each.number, Xid(*xid))).collect();
         calls.sort_by_key(|(number, _)| *number);
+        let is_given_up = |each: &Pending| each.is_cancelled && each.is_unanswered && each.stage != Stage::Sent;
+        let is_broken_by_us = self.calls.values().any(is_given_up);
         self.waiting.clear();
         for (_, xid) in calls {
             let Some(pending) = self.calls.get_mut(&xid.0) else { continue };
             pending.regions.clear();
             pending.inline.clear();
+            pending.is_bystander |= is_broken_by_us && pending.stage == Stage::Sent;
             (pending.is_unanswered, pending.deadline) = (false, None);
             match std::mem::replace(&mut pending.stage, Stage::Waiting) {
                 Stage::Orphan => drop(self.calls.remove(&xid.0)),
+                Stage::Fencing(_) if std::mem::take(&mut pending.is_again) => self.waiting.push_back(xid),
                 Stage::Fencing(outcome) => self.complete(xid, outcome),
                 _ if pending.is_cancelled => self.complete(xid, Err(Failure::Cancelled)),
                 _ if pending.attempts >= self.settings.attempts_max.get() => {
@@ -504,6 +517,10 @@ impl Requester {
         match pending.stage {
             Stage::Sent => {
                 let outcome = if pending.is_cancelled { Err(Failure::Cancelled) } else { outcome(pending) };
+                if matches!(outcome, Err(Failure::Rdma(RdmaError::Chunk))) {
+                    // The responder refuses one call for each connection that it lost, and this may be the wrong one.
+                    pending.is_again = std::mem::take(&mut pending.is_bystander);
+                }
                 self.fence(xid, outcome);
             }
             Stage::Orphan => drop(self.calls.remove(&xid.0)),
@@ -645,6 +662,14 @@ impl Requester {
             self.outputs.push_back(Output::Invalidate { xid, id: region.id });
         }
         if pending.regions.iter().all(|region| region.access == Access::Closed) {
+            if std::mem::take(&mut pending.is_again) {
+                pending.inline.clear();
+                for region in pending.regions.drain(..) {
+                    self.regions.remove(&region.id);
+                }
+                pending.stage = Stage::Waiting;
+                return self.waiting.push_front(xid);
+            }
             let outcome = std::mem::replace(outcome, Err(Failure::Cancelled));
             if pending.is_unanswered {
                 // The regions stay known: a late reply may name their handle.

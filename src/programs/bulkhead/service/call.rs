@@ -56,6 +56,10 @@ pub(super) enum Stage<B> {
     Waiting {
         need: u64,
     },
+    /// The same call runs on another connection.
+    Twin {
+        again_at: Duration,
+    },
     /// Being dispatched, or its stream has nothing to tell any more.
     Dispatched,
     Getting(Getting),
@@ -154,6 +158,7 @@ impl<B> Stage<B> {
     pub fn deadline(&self) -> Option<Duration> {
         match self {
             Self::Getting(getting) => getting.deadline(),
+            Self::Twin { again_at } => Some(*again_at),
             _ => None,
         }
     }

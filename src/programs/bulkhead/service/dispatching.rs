@@ -1,7 +1,7 @@
 //! From a payload stream to what is done about it.
 
 use super::Service;
-use super::call::{Next, Stage};
+use super::call::{Call, Next, Stage};
 use crate::programs::bulkhead::request::Request;
 use crate::programs::bulkhead::session::Executed;
 use crate::programs::bulkhead::{LIST_BYTES_MAX, PROGRAM, Put, PutMore};
@@ -17,6 +17,8 @@ use std::time::Duration;
 
 /// What is left of the room for long replies beside the entries of a LIST.
 const LIST_REST_BYTES: u64 = 4096;
+/// Before a call is looked for again that runs on another connection.
+const TWIN_PAUSE: Duration = Duration::from_millis(5);
 
 impl<B: AsRef<[u8]>> Service<B> {
     /// Parses a call and executes it, or finds what it has to wait for.
@@ -82,12 +84,15 @@ impl<B: AsRef<[u8]>> Service<B> {
         if !self.has_room_for_reply(xid, &request) {
             return Next::Keep;
         }
-        self.around.metrics.rpc_calls.procedures.add(name);
         if request.has_lasting_effect()
-            && let Err(next) = self.admit(xid, &header, arguments.stream, inline_item(&request))
+            && let Err(next) = self.admit(xid, &header, arguments.stream, inline_item(&request), now)
         {
+            if matches!(next, Next::Done) {
+                self.around.metrics.rpc_calls.procedures.add(name);
+            }
             return next;
         }
+        self.around.metrics.rpc_calls.procedures.add(name);
         self.execute_request(xid, request, now)
     }
 
@@ -143,6 +148,7 @@ impl<B: AsRef<[u8]>> Service<B> {
         header: &CallHeader<'_>,
         stream: &[u8],
         item: Option<Range<usize>>,
+        now: Duration,
     ) -> Result<(), Next> {
         let key = CallKey {
             peer: self.around.peer,
@@ -161,10 +167,10 @@ impl<B: AsRef<[u8]>> Service<B> {
                 Ok(())
             }
             Admission::Running => {
-                self.around.metrics.rpc_calls.dropped.add("duplicate");
-                self.responder.handle_dropped(xid);
-                self.forget(xid);
-                Err(Next::Done)
+                // Its connection may be one that is lost, which nobody here has noticed: then its answer goes nowhere, or it
+                // is given up. Who made the call has this connection alone, and does not send it once more.
+                self.set_stage(xid, Stage::Twin { again_at: now + TWIN_PAUSE });
+                Err(Next::Keep)
             }
             Admission::Replay(reply) => {
                 self.around.metrics.rpc_calls.replayed.add(1);
@@ -173,6 +179,16 @@ impl<B: AsRef<[u8]>> Service<B> {
                 self.answer(xid, writer.finish());
                 Err(Next::Done)
             }
+        }
+    }
+
+    /// Looks again for what became of first copies.
+    pub(super) fn retry_twins(&mut self, now: Duration) {
+        let is_due = |call: &Call<B>| matches!(call.stage, Stage::Twin { again_at } if again_at <= now);
+        let mut due: Vec<Xid> = self.calls.iter().filter(|(_, call)| is_due(call)).map(|(xid, _)| *xid).collect();
+        due.sort_unstable_by_key(|xid| self.calls.get(xid).map(|call| call.number));
+        for xid in due {
+            self.dispatch(xid, now);
         }
     }
 

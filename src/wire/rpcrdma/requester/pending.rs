@@ -52,6 +52,11 @@ pub(super) struct Pending {
     pub(super) call: Call,
     pub(super) stage: Stage,
     pub(super) is_cancelled: bool,
+    /// It was under way beside one that was cancelled at once, and their connection was lost: the responder may take it for
+    /// that one.
+    pub(super) is_bystander: bool,
+    /// Once its regions are closed it is sent again.
+    pub(super) is_again: bool,
     /// It holds a credit.
     pub(super) is_unanswered: bool,
     pub(super) attempts: u32,

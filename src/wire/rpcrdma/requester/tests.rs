@@ -504,6 +504,41 @@ fn memory_is_opened_when_its_call_goes_out_and_not_before() {
     );
 }
 
+/// A responder that cannot tell whose memory refused it took a GET for the one that had been given up beside it.
+#[test]
+fn a_call_that_was_beside_one_cancelled_at_once_is_sent_again_when_it_is_refused_for_that() {
+    let refusal = |xid: Xid| words(&[xid.0, 1, 4, 4, 2]);
+    for is_cancelled in [true, false] {
+        let mut rig = Rig::connected(settings());
+        let opener = rig.call(2, &[], &[]);
+        rig.receive(&plain(opener, 4), None);
+        let (first, second) = (rig.call(2, &[], &[300]), rig.call(2, &[], &[300]));
+        if is_cancelled {
+            rig.requester.cancel(first, Cancel::Now);
+            rig.drive();
+            assert_eq!(rig.outcome(first), Some(&Err(Failure::Cancelled)));
+        }
+        rig.disconnect();
+        rig.requester.handle_connected(PrivateData::ABSENT);
+        rig.drive();
+        let next = if is_cancelled { second } else { first };
+        assert_eq!(rig.sent.iter().map(|(xid, _)| *xid).collect::<Vec<_>>(), [next]);
+        rig.receive(&refusal(next), None);
+        let failed = Err(Failure::Rdma(RdmaError::Chunk));
+        if !is_cancelled {
+            assert_eq!(rig.outcome(next), Some(&failed));
+            continue;
+        }
+        assert_eq!(rig.outcome(next), None);
+        assert_eq!(rig.sent.iter().map(|(xid, _)| *xid).collect::<Vec<_>>(), [next, next]);
+        assert_eq!(rig.opened.iter().filter(|region| region.xid == next && region.is_open).count(), 1);
+        // Once: what is refused again is at fault.
+        rig.receive(&refusal(next), None);
+        assert_eq!((rig.outcome(next), rig.sent.len()), (Some(&failed), 2));
+        assert_eq!((rig.requester.region_count(), rig.requester.pending_count()), (0, 0));
+    }
+}
+
 #[test]
 fn a_call_fails_after_as_many_lost_connections_as_it_may_have() {
     let mut rig = Rig::new(settings());
