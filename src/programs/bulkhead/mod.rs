@@ -7,7 +7,7 @@
 //!
 //! Eligible items are [`Item`]s where a message is made and [`Data`](super::rpc::Data) where it is read, so no octet of a
 //! value is ever held here. A [`session::Session`] is what one connection has: it answers what is immediate ([`execute`]), a GET
-//! becomes a [`get::Get`], values arrive in [`put::Drafts`], and [`pins::Pins`] are kept from being evicted.
+//! becomes a [`get::Get`], values arrive in [`put::Drafts`], and what it pins ([`pins`]) is kept from being evicted.
 
 pub mod answer;
 pub mod execute;
