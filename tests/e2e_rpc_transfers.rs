@@ -186,8 +186,8 @@ async fn sixty_four_ranges_of_64_kib_are_one_call_from_4096_upwards() {
             for got in &got {
                 assert_eq!((got.status, got.count as usize), (Status::Ok, LEN));
             }
-            for at in 0..64 {
-                Pattern(at as u64).check(0, &octets_of(&ranges[at].into, LEN), "one of 64");
+            for (at, range) in (0..).zip(&ranges) {
+                Pattern(at).check(0, &octets_of(&range.into, LEN), "one of 64");
             }
             assert_eq!(metrics.rpc_calls.procedures.get("GET"), 1);
         })
@@ -304,7 +304,7 @@ async fn a_put_given_up_stores_what_was_lent_or_nothing() {
                     Pattern(of).check(0, &copy, "stored");
                 }
             }
-            assert!(given_up > 20, "{given_up}");
+            assert!(given_up > 8, "{given_up}");
         })
         .await;
         served.shutdown().await;

@@ -29,6 +29,7 @@ Examples:
   bulkhead serve                                   a daemon: native on port 11212, memcache on 11211
   bulkhead put films/intro intro.mp4 --ttl 7d      store a file
   bulkhead get films/intro -o copy.mp4             fetch it
+  bulkhead ls films/ --server rpc+iwarp://HOST     list keys, of a daemon with --rpc
   bulkhead doctor                                  would it work on this machine, and if not, why?
   tar c dir | bulkhead put dir.tar -               store what a pipe delivers
 

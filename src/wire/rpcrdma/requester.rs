@@ -17,7 +17,8 @@
 //! no replies are dropped, and cost a Receive each: [`Output::Receive`] asks for another.
 //!
 //! A call that is cancelled at once may break the connection, and a responder that cannot tell whose memory refused it refuses
-//! one of the calls that come again, with ERR_CHUNK. So a call that was beside a cancelled one is sent once more after that.
+//! one of the calls that come again, with ERR_CHUNK. So a call that was beside a cancelled one is sent once more after that, over
+//! another connection.
 //!
 //! What is left to whoever reads the results: that each eligible one has as many octets as its write chunk got, and none
 //! stayed inline beside its chunk (§6.1). [`Reply::results`] has the octets.
@@ -163,6 +164,8 @@ pub enum Reason {
     Invalidation,
     #[error("a handle was invalidated that is not of this call")]
     ForeignInvalidation,
+    #[error("a call was refused, and another's memory may be why")]
+    Mistaken,
 }
 
 /// What came of a message.
@@ -521,6 +524,10 @@ impl Requester {
                     // The responder refuses one call for each connection that it lost, and this may be the wrong one.
                     pending.is_again = std::mem::take(&mut pending.is_bystander);
                 }
+                // A call goes out once on each connection: its xid is one of the responder's until that has seen the answer off.
+                if pending.is_again {
+                    self.disconnect(Reason::Mistaken);
+                }
                 self.fence(xid, outcome);
             }
             Stage::Orphan => drop(self.calls.remove(&xid.0)),
@@ -662,13 +669,9 @@ impl Requester {
             self.outputs.push_back(Output::Invalidate { xid, id: region.id });
         }
         if pending.regions.iter().all(|region| region.access == Access::Closed) {
-            if std::mem::take(&mut pending.is_again) {
-                pending.inline.clear();
-                for region in pending.regions.drain(..) {
-                    self.regions.remove(&region.id);
-                }
-                pending.stage = Stage::Waiting;
-                return self.waiting.push_front(xid);
+            // The end of the connection is on its way, and brings it back.
+            if pending.is_again {
+                return;
             }
             let outcome = std::mem::replace(outcome, Err(Failure::Cancelled));
             if pending.is_unanswered {

@@ -55,7 +55,7 @@ pub(super) struct Pending {
     /// It was under way beside one that was cancelled at once, and their connection was lost: the responder may take it for
     /// that one.
     pub(super) is_bystander: bool,
-    /// Once its regions are closed it is sent again.
+    /// It is sent again on the next connection, whatever its outcome.
     pub(super) is_again: bool,
     /// It holds a credit.
     pub(super) is_unanswered: bool,

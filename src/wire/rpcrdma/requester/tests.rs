@@ -529,12 +529,16 @@ fn a_call_that_was_beside_one_cancelled_at_once_is_sent_again_when_it_is_refused
             assert_eq!(rig.outcome(next), Some(&failed));
             continue;
         }
-        assert_eq!(rig.outcome(next), None);
-        assert_eq!(rig.sent.iter().map(|(xid, _)| *xid).collect::<Vec<_>>(), [next, next]);
+        assert_eq!((rig.outcome(next), rig.ended.as_slice()), (None, &[Reason::Mistaken][..]));
+        assert_eq!(rig.requester.region_count(), 0);
+        rig.disconnect();
+        rig.requester.handle_connected(PrivateData::ABSENT);
+        rig.drive();
+        assert_eq!(rig.sent.iter().map(|(xid, _)| *xid).collect::<Vec<_>>(), [next]);
         assert_eq!(rig.opened.iter().filter(|region| region.xid == next && region.is_open).count(), 1);
         // Once: what is refused again is at fault.
         rig.receive(&refusal(next), None);
-        assert_eq!((rig.outcome(next), rig.sent.len()), (Some(&failed), 2));
+        assert_eq!((rig.outcome(next), rig.ended.len()), (Some(&failed), 1));
         assert_eq!((rig.requester.region_count(), rig.requester.pending_count()), (0, 0));
     }
 }
