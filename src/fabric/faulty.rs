@@ -141,7 +141,8 @@ impl Held {
 
     /// Takes all or nothing. A request takes room until a completion says otherwise.
     fn post(&mut self, work: &mut Vec<Work>, inner: &dyn QueuePair) -> Result<WorkId, PostError> {
-        let Attributes { send_depth: depth, inline_bytes_max, .. } = inner.attributes();
+        let attributes = inner.attributes();
+        let depth = attributes.send_depth;
         // Takes nothing, and says which number the next request has and whether there can be one.
         let next = inner.post(&mut Vec::new())?;
         let first = WorkId { index: next.index.wrapping_add(self.requests.len() as u32), ..next };
@@ -149,7 +150,7 @@ impl Held {
         if in_flight + work.len() > depth {
             return Err(PostError::Full { posted: work.len(), depth });
         }
-        work.iter().try_for_each(|request| check(request, self.domain, inline_bytes_max))?;
+        work.iter().try_for_each(|request| check(request, self.domain, &attributes))?;
         let ids = (0..).map(|at| WorkId { index: first.index.wrapping_add(at), ..first });
         self.requests.extend(ids.zip(work.drain(..)));
         Ok(first)

@@ -71,9 +71,7 @@ impl Places {
 pub(super) struct SendQueue<S> {
     place: Place,
     domain: Domain,
-    depth: usize,
-    inline_bytes_max: usize,
-    never_reads: bool,
+    attributes: Attributes,
     first_index: u32,
     in_flight: VecDeque<Posted<S>>,
 }
@@ -87,26 +85,16 @@ pub(super) struct Posted<S> {
 
 impl<S: Default> SendQueue<S> {
     pub(super) fn new(place: Place, domain: Domain, attributes: &Attributes) -> Self {
-        Self {
-            place,
-            domain,
-            depth: attributes.send_depth,
-            inline_bytes_max: attributes.inline_bytes_max,
-            never_reads: attributes.never_reads,
-            first_index: 0,
-            in_flight: VecDeque::new(),
-        }
+        Self { place, domain, attributes: *attributes, first_index: 0, in_flight: VecDeque::new() }
     }
 
     /// Takes all or nothing.
     pub(super) fn post(&mut self, work: &mut Vec<Work>) -> Result<WorkId, PostError> {
-        if work.len() > self.depth - self.in_flight.len() {
-            return Err(PostError::Full { posted: work.len(), depth: self.depth });
+        let depth = self.attributes.send_depth;
+        if work.len() > depth - self.in_flight.len() {
+            return Err(PostError::Full { posted: work.len(), depth });
         }
-        if self.never_reads && work.iter().any(|request| request.kind() == WorkKind::Read) {
-            return Err(PostError::NeverReads);
-        }
-        work.iter().try_for_each(|request| check(request, Some(self.domain), self.inline_bytes_max))?;
+        work.iter().try_for_each(|request| check(request, Some(self.domain), &self.attributes))?;
         let id = self.place.id(self.first_index.wrapping_add(self.in_flight.len() as u32));
         self.in_flight.extend(work.drain(..).map(|work| Posted { work, state: S::default() }));
         Ok(id)
@@ -212,12 +200,14 @@ impl ReceiveQueue {
 }
 
 /// Whether the queue pair of `domain` (`None`: one that has no buffers) may be given `request`.
-pub(super) fn check(request: &Work, domain: Option<Domain>, inline_bytes_max: usize) -> Result<(), PostError> {
+pub(super) fn check(request: &Work, domain: Option<Domain>, attributes: &Attributes) -> Result<(), PostError> {
+    if attributes.never_reads && request.kind() == WorkKind::Read {
+        return Err(PostError::NeverReads);
+    }
+    let max = attributes.inline_bytes_max;
     match request.buffer() {
         Some((buf, range)) => check_buffer(domain.ok_or(PostError::ForeignBuffer)?, buf, range),
-        None if request.len() > inline_bytes_max => {
-            Err(PostError::InlineTooLong { len: request.len(), max: inline_bytes_max })
-        }
+        None if request.len() > max => Err(PostError::InlineTooLong { len: request.len(), max }),
         None => Ok(()),
     }
 }
