@@ -23,7 +23,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Deserialize;
 use thiserror::Error;
@@ -374,11 +375,20 @@ fn bless(dir: &Path) -> Result<Option<File>, PoolError> {
     Ok(Some(marker))
 }
 
+/// A lock outlives its owner for a moment where another thread of the owner starts a program: until that program is
+/// executed, it has every descriptor too. So who finds the marker locked looks again for so long.
+const LOCK_PATIENCE: Duration = Duration::from_millis(500);
+
 fn lock(dir: &Path, marker: &File) -> Result<(), PoolError> {
-    marker.try_lock().map_err(|error| match error {
-        TryLockError::WouldBlock => PoolError::Locked { dir: dir.into() },
-        TryLockError::Error(source) => failed("lock", &dir.join(MARKER_NAME), source),
-    })
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match marker.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
+            Err(TryLockError::WouldBlock) => return Err(PoolError::Locked { dir: dir.into() }),
+            Err(TryLockError::Error(source)) => return Err(failed("lock", &dir.join(MARKER_NAME), source)),
+        }
+    }
 }
 
 /// A lock protects only if it is on the marker that others will open.
@@ -870,6 +880,22 @@ mod tests {
         let error = PoolDir::open(Path::new("/proc/bulkhead-test/pool"), None).unwrap_err();
         assert!(matches!(error, PoolError::Io { action: "create", .. }), "{error}");
         assert_eq!(error.exit_code(), Exit::Unavailable);
+    }
+
+    #[test]
+    fn a_lock_that_goes_soon_is_waited_for() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("pool");
+        let first = PoolDir::open(&dir, Some(MIB)).unwrap();
+        // As a program that is about to be executed has it.
+        let inherited = first._marker.try_clone().unwrap();
+        drop(first);
+        let executed = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            drop(inherited);
+        });
+        PoolDir::open(&dir, Some(MIB)).unwrap();
+        executed.join().unwrap();
     }
 
     #[test]
