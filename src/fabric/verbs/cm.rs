@@ -305,7 +305,8 @@ fn parameters(terms: Terms, private_data: &[u8]) -> sys::ConnectionParameters {
         responder_resources: terms.reads_in,
         initiator_depth: terms.reads_out,
         flow_control: 0,
-        retry_count: 7,
+        // Both ends use it. With 7, rxe tries for ever to reach a queue pair that is gone.
+        retry_count: 6,
         // A Send without a Receive is a fault of the peer, not a reason to try again.
         rnr_retry_count: 0,
         srq: 0,
