@@ -226,6 +226,45 @@ fn a_value_that_was_longer_is_appended_to_where_it_lies() {
     assert!(read(&disk, joined.pieces()) == [&octets(1, 400_000)[..100], b"more"].concat());
 }
 
+/// As long as the bound lets it, whatever the pool has; what is more than the pool has will never be there.
+#[test]
+fn a_value_may_be_longer_than_the_pool_and_not_have_more_octets() {
+    let sizes = Sizes {
+        memory_bytes: 4 * MIB,
+        head_bytes: HEAD_BYTES,
+        value_bytes_max: 12 << 30,
+        index_bytes_max: 64 * MIB,
+        pinned_share: 0.5,
+        pool_bytes: vec![2 * MIB],
+    };
+    let store = Store::with_files(sizes).unwrap();
+    while grow(&store) {}
+    let (disk, now) = (Disk::default(), store.clock().now());
+    store.put(b"key", b"", 0, 0).unwrap();
+    let mut draft = store.sparse_draft(b"key", now).unwrap().unwrap();
+    draft.set_len(12 << 30).unwrap();
+    draft.write((12 << 30) - 3, b"end").unwrap();
+    assert!(matches!(store.commit_sparse(draft, now), Ok(Committed::Stored { .. })));
+    let object = store.peek(b"key", now).unwrap();
+    assert_eq!((object.len(), object.footprint_bytes()), (12 << 30, 4096));
+    assert_eq!(read(&disk, &object.range((12 << 30) - 5, 9).collect::<Vec<_>>()), b"\0\0end");
+    let mut draft = store.sparse_draft(b"key", now).unwrap().unwrap();
+    let mut at = 0;
+    let error = loop {
+        match draft.write(at, &[7; 128 << 10]) {
+            Ok(count) => at += count as u64,
+            Err(SparseError::Short(_)) => assert!(write_one(&store, &disk, true, false), "{store:?}"),
+            Err(error) => break error,
+        }
+        assert!(at <= 2 * MIB);
+    };
+    assert!(
+        matches!(error, SparseError::NoSpace { bytes_max, .. } if bytes_max == 2 * MIB) || error == SparseError::Busy,
+        "{error}"
+    );
+    assert!(at >= MIB, "{at}");
+}
+
 #[test]
 fn a_draft_claims_by_trying_and_passes_nobody_who_waits() {
     let store = store(4 * MIB, 4 * MIB);

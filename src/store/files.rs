@@ -519,7 +519,9 @@ impl Store {
 
     /// Whether the directory of that path is there.
     pub fn is_directory(&self, path: &[u8], now: u64) -> bool {
-        self.files().read().made.contains(path) || self.has_below(path, now)
+        // Let go before the index is looked at.
+        let is_made = self.files().read().made.contains(path);
+        is_made || self.has_below(path, now)
     }
 
     /// The directory of that path, known from now on, if it is there.

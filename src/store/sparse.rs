@@ -40,6 +40,8 @@ const PIECES_MAX: usize = 1 << 16;
 pub enum SparseError {
     #[error("a value may have {max} octets")]
     TooLong { max: u64 },
+    #[error("blocks of {bytes} octets are more than all there are, {bytes_max}")]
+    NoSpace { bytes: u64, bytes_max: u64 },
     /// Others claim, pin or wait for what there is.
     #[error("no space can be claimed now")]
     Busy,
@@ -125,6 +127,11 @@ enum Below {
 }
 
 impl Store {
+    /// Largest value that can be written so: holes take no space, so it may be longer than the pool.
+    pub fn sparse_bytes_max(&self) -> u64 {
+        self.shared.sizes.value_bytes_max
+    }
+
     /// A new version of the living object of `key`, which is the same as long as nothing is written. `None` if there is none.
     ///
     /// # Errors
@@ -190,7 +197,7 @@ impl SparseDraft {
     /// # Errors
     /// [`SparseError`], if nothing was written.
     pub fn write(&mut self, offset: u64, octets: &[u8]) -> Result<usize, SparseError> {
-        let max = self.store.value_bytes_max();
+        let max = self.store.sparse_bytes_max();
         let end = offset.checked_add(octets.len() as u64).filter(|end| *end <= max);
         let end = end.ok_or(SparseError::TooLong { max })?;
         if octets.is_empty() {
@@ -221,7 +228,7 @@ impl SparseDraft {
     /// # Errors
     /// [`SparseError::TooLong`], and `Busy` where it becomes one of those that lie on disk.
     pub fn set_len(&mut self, len: u64) -> Result<(), SparseError> {
-        let max = self.store.value_bytes_max();
+        let max = self.store.sparse_bytes_max();
         if len > max {
             return Err(SparseError::TooLong { max });
         }
@@ -385,6 +392,10 @@ impl SparseDraft {
         }
         if !self.claim_more(len) {
             self.count();
+            let (bytes, bytes_max) = (self.taken_bytes + len, self.store.capacity_bytes(self.class));
+            if bytes > bytes_max {
+                return Err(SparseError::NoSpace { bytes, bytes_max });
+            }
             if !self.claim_more(len) {
                 return Err(SparseError::Busy);
             }

@@ -319,7 +319,7 @@ impl FileSystem {
             wtpref: TRANSFER_BYTES_MAX,
             wtmult: 4096,
             dtpref: 64 << 10,
-            maxfilesize: self.store.value_bytes_max(),
+            maxfilesize: self.store.sparse_bytes_max(),
             time_delta: Time { seconds: 0, nseconds: 1 },
             properties: property::HOMOGENEOUS | property::CANSETTIME,
         })

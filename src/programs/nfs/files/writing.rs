@@ -112,7 +112,7 @@ pub enum WriteStep {
 fn sparse_error(error: SparseError) -> NfsError {
     match error {
         SparseError::TooLong { .. } => NfsError::FBig,
-        SparseError::TooManyParts => NfsError::NoSpc,
+        SparseError::TooManyParts | SparseError::NoSpace { .. } => NfsError::NoSpc,
         SparseError::Busy | SparseError::Short(_) => NfsError::Jukebox,
     }
 }
@@ -310,7 +310,7 @@ impl FileSystem {
         if !caller.may_write(self.owner(&metadata, false)) {
             return Err(failed(NfsError::Acces));
         }
-        let max = self.store.value_bytes_max();
+        let max = self.store.sparse_bytes_max();
         if offset.checked_add(u64::from(len)).is_none_or(|end| end > max) {
             return Err(failed(NfsError::FBig));
         }
