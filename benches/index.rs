@@ -128,8 +128,8 @@ fn pages(group: &mut BenchmarkGroup<'_, WallTime>, store: Store) {
         bencher.iter(|| {
             at = (at + 7919) % numbers.len();
             let cookie = Cookie(numbers[at]);
-            // So many octets are 64 entries of 15 octets each.
-            let arguments = ReadDirectoryPlus { dir, cookie, verifier, dircount: 64 * 40, maxcount: 1 << 20 };
+            // Names of eight octets.
+            let arguments = ReadDirectoryPlus { dir, cookie, verifier, dircount: 64 * 32, maxcount: 1 << 20 };
             let page = system.read_directory_plus(&caller, &arguments).expect("a page");
             assert_eq!(page.entries, 64);
         });

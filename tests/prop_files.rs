@@ -1,8 +1,13 @@
-//! Files under threads: whatever is set, deleted, evicted, renamed and made at the same time, every object has one record with
+//! Files, and the file system over them, under threads: whatever is set, deleted, evicted, renamed and made at the same time, every object has one record with
 //! its own number, and what is moved together is never seen apart.
 
 mod rig;
 
+use bulkhead::programs::nfs::files::{Caller, Settings};
+use bulkhead::programs::nfs::{
+    Cookie, Create, CreateHow, FileSystem, MakeDirectory, Name, Place, Read, ReadDirectoryPlus, Rename, SetAttributes,
+    Stable,
+};
 use bulkhead::store::files::Metadata;
 use bulkhead::store::namespace::Query;
 use bulkhead::store::{Crawl, Sizes, Store};
@@ -102,6 +107,89 @@ fn act(store: &Store, random: &mut Seeded) -> bool {
         }
         _ => store.list(&Query { delimiter: Some(b'/'), ..Query::new(b"", 4) }, now).unwrap().next.is_some(),
     }
+}
+
+/// The file system by several threads, other doors among them: nobody waits for ever, and nothing is left behind.
+#[test]
+fn threads_share_a_file_system() {
+    for_each_seed(0..3, |seed| {
+        let store = store(8 * MIB);
+        let settings = Settings { fsid: 1, boot: seed, uid: 0, gid: 0 };
+        let system = FileSystem::new(store.clone(), settings);
+        let end = Instant::now() + Duration::from_millis(600);
+        let written: u64 = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..5_u64)
+                .map(|thread| {
+                    let (system, mut random) = (&system, Seeded::new(seed * 100 + thread));
+                    scope.spawn(move || {
+                        let mut written = 0;
+                        while Instant::now() < end {
+                            written += serve(system, &mut random);
+                        }
+                        written
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
+        });
+        assert!(written > 1_000_000, "{written}");
+        assert_eq!(system.handle_time(u64::MAX), 0);
+        let gauges = store.gauges();
+        assert_eq!((gauges.claims, gauges.pins, gauges.names), (0, 0, gauges.objects));
+    });
+}
+
+/// One call of a client, or of another door. Octets that were written.
+fn serve(system: &FileSystem, random: &mut Seeded) -> u64 {
+    const NAMES: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"f"];
+    let caller = Caller { uid: 0, gid: 0, gids: Vec::new() };
+    let now = system.store().clock().now();
+    let mut place = || {
+        let dirs = [&b"x"[..], b"y"];
+        let at = Place { dir: system.root(), name: Name(dirs[random.below(2) as usize]) };
+        let make = MakeDirectory { place: at, attributes: SetAttributes::default() };
+        let name = Name(NAMES[random.below(6) as usize]);
+        let made = system.make_directory(&caller, &make).ok().and_then(|made| made.obj);
+        let dir = made.or_else(|| system.lookup(&caller, &at).ok().map(|found| found.object));
+        Place { dir: dir.unwrap_or(system.root()), name }
+    };
+    let (from, to) = (place(), place());
+    let how = CreateHow::Unchecked(SetAttributes::default());
+    match random.below(16) {
+        0 => _ = system.rename(&caller, &Rename { from, to }),
+        1 => _ = system.remove(&caller, &from),
+        2 => {
+            let [from, to] = [b"x", b"y"].map(|name| Place { dir: system.root(), name: Name(name) });
+            _ = system.rename(&caller, &Rename { from, to });
+        }
+        3 => _ = system.remove_directory(&caller, &Place { dir: system.root(), name: Name(b"y") }),
+        4 => _ = system.handle_time(system.store().clock().now_ms() + random.below(2000)),
+        5 => _ = system.store().put(b"x/a", b"of another door", 0, 0),
+        6 => _ = system.store().delete(b"x/b", now),
+        7 => {
+            let listing = ReadDirectoryPlus {
+                dir: from.dir,
+                cookie: Cookie(0),
+                verifier: system.cookie_verifier(),
+                dircount: 4096,
+                maxcount: 8192,
+            };
+            _ = system.read_directory_plus(&caller, &listing);
+        }
+        _ => {
+            let Some(file) = system.create(&caller, &Create { place: from, how }).ok().and_then(|made| made.obj) else {
+                return 0;
+            };
+            if random.one_in(3) {
+                _ = system.read(&caller, &Read { file, offset: random.below(50_000), count: 100_000 });
+            }
+            let Ok(mut writing) = system.begin_write(&caller, &file, random.below(100_000), 20_000) else { return 0 };
+            let _step = system.write(&mut writing, &[7; 20_000]);
+            let stable = if random.one_in(4) { Stable::FileSync } else { Stable::Unstable };
+            return system.end_write(writing, 20_000, stable).map_or(0, |done| u64::from(done.count));
+        }
+    }
+    0
 }
 
 /// Versions are given once: an object that is there before and after, while another that moves with it is not, was seen apart.

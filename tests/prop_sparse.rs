@@ -273,7 +273,7 @@ fn a_draft_claims_by_trying_and_passes_nobody_who_waits() {
     let mut draft = store.sparse_draft(b"key", now).unwrap().unwrap();
     draft.write(0, &[7; 400_000]).unwrap();
     let claimed = draft.claimed_bytes();
-    assert!(claimed >= 400_000 && claimed <= 512 << 10, "{claimed}");
+    assert!((400_000..=512 << 10).contains(&claimed), "{claimed}");
     store.claims().set_queued(1);
     assert_eq!(draft.write(MIB, &[7; 4096]), Err(SparseError::Busy));
     assert_eq!(draft.write(300_000, &[8; 4096]).unwrap(), 4096, "there is a block for it");

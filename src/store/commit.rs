@@ -91,7 +91,7 @@ struct Value {
 
 /// Octets of blocks or extents that `pieces` take, those of one segment once.
 fn footprint_of(pieces: &[Piece]) -> u64 {
-    let mut seen = HashSet::new();
+    let mut seen = HashSet::with_capacity_and_hasher(pieces.len(), ahash::RandomState::new());
     let first = pieces.iter().filter(|piece| seen.insert(Arc::as_ptr(&piece.segment)));
     first.map(|piece| piece.segment.footprint_bytes()).sum()
 }

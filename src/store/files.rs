@@ -17,7 +17,7 @@ use crate::store::key::{KEY_BYTES_MAX, ObjectKey};
 use crate::store::namespace::Query;
 use crate::store::object::Object;
 use dashmap::DashMap;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -240,7 +240,10 @@ impl Directories {
         // Numbers of those that are gone would be kept for ever where directories come and go.
         if self.seen.len() > 64 && self.seen.len() > 2 * self.by_number.len() {
             let by_number = &self.by_number;
-            self.seen.retain(|number| by_number.get(number).is_some_and(|directory| !directory.is_made()));
+            // One that was moved is there twice.
+            let mut kept = HashSet::new();
+            let is_seen = |number: &FileNumber| by_number.get(number).is_some_and(|directory| !directory.is_made());
+            self.seen.retain(|number| is_seen(number) && kept.insert(*number));
         }
     }
 
@@ -678,4 +681,92 @@ fn behind(place: &[u8]) -> Vec<u8> {
 fn check_path(path: &[u8]) -> Result<(), DirectoryError> {
     assert!(path.is_empty() || path.ends_with(&[DELIMITER]), "a path ends with the delimiter");
     if path.len() > KEY_BYTES_MAX { Err(DirectoryError::TooLong { len: path.len() }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Sizes;
+
+    const MIB: u64 = 1 << 20;
+
+    fn store() -> Store {
+        Store::with_files(Sizes {
+            memory_bytes: 4 * MIB,
+            head_bytes: 64 << 10,
+            value_bytes_max: MIB,
+            index_bytes_max: 4 * MIB,
+            pinned_share: 0.25,
+            pool_bytes: vec![MIB],
+        })
+        .unwrap()
+    }
+
+    fn number_of(store: &Store, key: &[u8]) -> FileNumber {
+        store.peek(key, store.clock().now()).unwrap().record().unwrap().number()
+    }
+
+    #[test]
+    fn records_cost_what_the_decision_says() {
+        assert_eq!((FILE_BYTES, DIRECTORY_BYTES), (160, 296));
+    }
+
+    #[test]
+    fn a_number_is_kept_by_whoever_overwrites_and_lost_by_whoever_takes_away() {
+        let store = store();
+        let now = store.clock().now();
+        store.put(b"key", b"one", 0, 0).unwrap();
+        let first = number_of(&store, b"key");
+        store.put(b"key", b"two", 0, now + 5).unwrap();
+        assert_eq!(number_of(&store, b"key"), first);
+        // Dead, and set once more before anybody noticed.
+        let later = now + 5;
+        assert!(store.file(first, later).is_none());
+        store.put(b"key", b"three", 0, now + 5).unwrap();
+        let second = number_of(&store, b"key");
+        assert_ne!(second, first);
+        let draft = store.draft(0, None);
+        store.commit(b"key", draft, 0, 0, crate::store::Condition::Any, later);
+        let third = number_of(&store, b"key");
+        assert!(third != second && store.file(second, now).is_none());
+        store.rename(b"key", b"other", now).unwrap();
+        assert_eq!(number_of(&store, b"other"), third);
+        assert!(store.delete(b"other", now) && store.file(third, now).is_none());
+        assert!(first.0 >= 1 << 32 && first < second && second < third);
+    }
+
+    #[test]
+    fn a_place_is_remembered_where_somebody_may_go_on_behind_it() {
+        let store = store();
+        let now = store.clock().now();
+        for key in [&b"d/listed"[..], b"d/other"] {
+            store.put(key, b"", 0, 0).unwrap();
+        }
+        let (listed, other) = (number_of(&store, b"d/listed"), number_of(&store, b"d/other"));
+        store.peek(b"d/listed", now).unwrap().record().unwrap().mark_listed();
+        store.rename(b"d/listed", b"e/listed", now).unwrap();
+        let place = |number, prefix: &[u8]| store.place_of(number, prefix).map(|key| key.as_bytes().to_vec());
+        assert_eq!(place(listed, b"d/"), Some(b"d/listed".to_vec()));
+        assert_eq!(place(listed, b"e/"), Some(b"e/listed".to_vec()));
+        store.delete(b"d/other", now);
+        assert_eq!(place(other, b"d/"), None);
+        let before = store.gauges().index_bytes;
+        for number in 0..5000_u32 {
+            let key = [b"e/".as_slice(), &number.to_be_bytes()].concat();
+            store.put(&key, b"", 0, 0).unwrap();
+            store.peek(&key, now).unwrap().record().unwrap().mark_listed();
+            store.delete(&key, now);
+        }
+        assert!(store.gauges().index_bytes - before <= 4 * MIB / DEPARTED_DIVISOR, "the oldest are forgotten");
+        assert_eq!(place(listed, b"d/"), None);
+    }
+
+    #[test]
+    fn a_path_lies_in_the_directory_before_its_last_part() {
+        for (path, above) in
+            [(&b"a"[..], &b""[..]), (b"a/", b""), (b"a/b", b"a/"), (b"a/b/", b"a/"), (b"a//", b"a/"), (b"", b"")]
+        {
+            assert_eq!(parent(path), above, "{}", path.escape_ascii());
+        }
+    }
 }

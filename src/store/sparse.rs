@@ -78,7 +78,7 @@ impl Covered {
     }
 
     fn is_all(&self, len: u32) -> bool {
-        self.0.as_slice() == [0..len]
+        matches!(self.0.as_slice(), [all] if *all == (0..len))
     }
 }
 
