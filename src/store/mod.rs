@@ -9,6 +9,7 @@
 pub mod claims;
 mod clock;
 mod commit;
+pub mod directories;
 pub mod draft;
 pub mod eviction;
 pub mod extents;
@@ -439,7 +440,11 @@ impl Store {
         self.shared.index_bytes.fetch_add(NAME_BYTES, Ordering::Relaxed);
         if let Some(files) = &self.shared.files {
             self.shared.index_bytes.fetch_add(FILE_BYTES, Ordering::Relaxed);
-            files.touch(key.as_bytes(), namespace.shared(key.as_bytes(), DELIMITER), self.shared.clock.now_ns());
+            files.directories.touch(
+                key.as_bytes(),
+                namespace.shared(key.as_bytes(), DELIMITER),
+                self.shared.clock.now_ns(),
+            );
         }
     }
 
@@ -453,7 +458,7 @@ impl Store {
             let departed = object.record().map_or(0, |record| files.depart(record));
             // Wraps where it is less than nothing, as it should.
             self.shared.index_bytes.fetch_add((departed - FILE_BYTES as i64) as u64, Ordering::Relaxed);
-            files.touch(key, namespace.shared(key, DELIMITER), self.shared.clock.now_ns());
+            files.directories.touch(key, namespace.shared(key, DELIMITER), self.shared.clock.now_ns());
         }
         true
     }

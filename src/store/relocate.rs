@@ -47,7 +47,8 @@ impl Store {
         Ok(())
     }
 
-    /// All that lies below the directory `from` lies below `to` from now on, directories too: up to `count_max` keys. Both end with the delimiter.
+    /// All that lies below the directory `from` lies below `to` from now on, directories too: up to `count_max` keys. Both
+    /// end with the delimiter.
     ///
     /// # Errors
     /// [`RelocateError`]; `NotFound` is none of them.
@@ -66,12 +67,12 @@ impl Store {
             panic!("the store was made with files");
         };
         let pick = || {
-            if namespace.all(to, 0).is_none() || files.has_made_below(to) {
+            if namespace.all(to, 0).is_none() || files.directories.has_made_below(to) {
                 return Err(RelocateError::NotEmpty);
             }
             let keys = namespace.all(from, count_max).ok_or(RelocateError::TooMany { count_max })?;
             let longest = keys.iter().map(|key| key.as_bytes().len() - from.len() + to.len()).max().unwrap_or(0);
-            let len = longest.max(files.longest_moved(from, to));
+            let len = longest.max(files.directories.longest_moved(from, to));
             if len > KEY_BYTES_MAX {
                 return Err(RelocateError::TooLong { len });
             }
@@ -81,7 +82,7 @@ impl Store {
             };
             Ok(keys.into_iter().map(moved).collect())
         };
-        self.relocate(now, pick, |now_ns| files.move_directories(from, to, now_ns))?;
+        self.relocate(now, pick, |now_ns| files.directories.relocate(from, to, now_ns))?;
         Ok(())
     }
 
@@ -169,7 +170,7 @@ impl Store {
         namespace.insert(to.clone());
         if let Some(files) = &self.shared.files {
             for key in [from.as_bytes(), to.as_bytes()] {
-                files.touch(key, namespace.shared(key, DELIMITER), now_ns);
+                files.directories.touch(key, namespace.shared(key, DELIMITER), now_ns);
             }
         }
     }

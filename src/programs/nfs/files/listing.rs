@@ -6,7 +6,8 @@ use crate::programs::nfs::{
     DirectoryPage, Entry, EntryPlus, Failure, Listing, NAME_BYTES_MAX, Outcome, PlusPage, ReadDirectory,
     ReadDirectoryPlus,
 };
-use crate::store::files::{DELIMITER, Directory, FileNumber, parent};
+use crate::store::directories::{Directory, parent};
+use crate::store::files::{DELIMITER, FileNumber};
 use crate::store::key::KEY_BYTES_MAX;
 use crate::store::namespace::Query;
 use std::collections::BTreeSet;

@@ -31,7 +31,8 @@ use super::types::{
 use super::{FsInfo, FsStat, NAME_BYTES_MAX, PathConf, SetAttr, TRANSFER_BYTES_MAX, access as bits, property};
 use crate::programs::nfs::{Accessible, Failure, Outcome};
 use crate::store::Store;
-use crate::store::files::{Directory, FileNumber, FileRecord, Metadata, Owner};
+use crate::store::directories::Directory;
+use crate::store::files::{FileNumber, FileRecord, Metadata, Owner};
 use crate::store::object::Object;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

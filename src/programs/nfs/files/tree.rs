@@ -6,7 +6,8 @@ use crate::programs::nfs::types::{Attributes, CreateVerifier, NfsError, Place, T
 use crate::programs::nfs::{
     Create, CreateHow, Created, Failure, Looked, MakeDirectory, Outcome, Rename, Renamed, SetAttributes,
 };
-use crate::store::files::{DELIMITER, Directory, DirectoryError, parent};
+use crate::store::directories::{Directory, DirectoryError, parent};
+use crate::store::files::DELIMITER;
 use crate::store::key::KEY_BYTES_MAX;
 use crate::store::{Committed, RelocateError};
 use std::sync::{Arc, MutexGuard};
