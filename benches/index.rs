@@ -1,18 +1,20 @@
-//! The index: look-ups that hit and miss, commits that replace, and what a namespace adds to that, among a hundred thousand
-//! objects.
+//! The index: look-ups that hit and miss, commits that replace, what a namespace and files add to that, and pages of a directory,
+//! among a hundred thousand objects.
 //!
 //! `cargo bench --bench index`; `cargo bench --bench index -- --test` only sees whether it runs.
 
 use std::hint::black_box;
 
+use bulkhead::programs::nfs::files::{Caller, Settings};
+use bulkhead::programs::nfs::{Cookie, FileSystem, Name, Place, ReadDirectoryPlus};
 use bulkhead::store::namespace::Query;
 use bulkhead::store::{Lookup, Sizes, Store};
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
 
 const OBJECTS: u32 = 100_000;
 
-fn filled(has_namespace: bool) -> Store {
-    let make = if has_namespace { Store::with_namespace } else { Store::new };
+fn filled(make: fn(Sizes) -> std::io::Result<Store>) -> Store {
     let store = make(Sizes {
         memory_bytes: 64 << 20,
         head_bytes: 64 << 10,
@@ -34,7 +36,7 @@ fn key(number: u32) -> String {
 }
 
 fn index(criterion: &mut Criterion) {
-    let store = filled(false);
+    let store = filled(Store::new);
     let keys: Vec<String> = (0..OBJECTS).map(key).collect();
     let mut at = 0;
     // A stride that is prime visits them all without going from neighbour to neighbour.
@@ -65,7 +67,11 @@ fn index(criterion: &mut Criterion) {
 
 /// The same calls with and without a namespace, in turn.
 fn namespace(criterion: &mut Criterion, keys: &[String]) {
-    let stores = [("without", filled(false)), ("with", filled(true))];
+    let stores = [
+        ("without", filled(Store::new)),
+        ("with", filled(Store::with_namespace)),
+        ("files", filled(Store::with_files)),
+    ];
     let mut group = criterion.benchmark_group("namespace");
     group.throughput(Throughput::Elements(1));
     let mut number = 0_u64;
@@ -88,7 +94,7 @@ fn namespace(criterion: &mut Criterion, keys: &[String]) {
             });
         });
     }
-    let [_, (_, store)] = &stores;
+    let [_, (_, store), (_, with_files)] = stores;
     let now = store.clock().now();
     let mut at = 0;
     group.throughput(Throughput::Elements(64));
@@ -99,7 +105,35 @@ fn namespace(criterion: &mut Criterion, keys: &[String]) {
             assert_eq!(listing.expect("there is a namespace").entries.len(), 64);
         });
     });
+    pages(&mut group, with_files);
     group.finish();
+}
+
+/// READDIRPLUS of a directory of all the objects, from places all over it.
+fn pages(group: &mut BenchmarkGroup<'_, WallTime>, store: Store) {
+    let settings = Settings { fsid: 1, boot: 1, uid: 0, gid: 0 };
+    let system = FileSystem::new(store, settings);
+    let caller = Caller { uid: 0, gid: 0, gids: Vec::new() };
+    let place = Place { dir: system.root(), name: Name(b"object") };
+    let dir = system.lookup(&caller, &place).expect("it has objects").object;
+    let now = system.store().clock().now();
+    let numbers: Vec<u64> = (0..OBJECTS - 1000)
+        .map(|number| {
+            let object = system.store().peek(key(number).as_bytes(), now).expect("it is there");
+            object.record().expect("a store with files").number().0
+        })
+        .collect();
+    let (verifier, mut at) = (system.cookie_verifier(), 0);
+    group.bench_function("readdirplus_page_of_64_names", |bencher| {
+        bencher.iter(|| {
+            at = (at + 7919) % numbers.len();
+            let cookie = Cookie(numbers[at]);
+            // Names of eight octets.
+            let arguments = ReadDirectoryPlus { dir, cookie, verifier, dircount: 64 * 32, maxcount: 1 << 20 };
+            let page = system.read_directory_plus(&caller, &arguments).expect("a page");
+            assert_eq!(page.entries, 64);
+        });
+    });
 }
 
 criterion_group!(benches, index);

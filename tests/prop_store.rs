@@ -21,8 +21,12 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 const HEAD_BYTES: u64 = 64 << 10;
 
-fn store(memory_bytes: u64, pool_bytes: &[u64], index_bytes_max: u64, has_namespace: bool) -> Store {
-    let make = if has_namespace { Store::with_namespace } else { Store::new };
+fn store(memory_bytes: u64, pool_bytes: &[u64], index_bytes_max: u64, kind: u64) -> Store {
+    let make = match kind {
+        0 => Store::new,
+        1 => Store::with_namespace,
+        _ => Store::with_files,
+    };
     make(Sizes {
         memory_bytes,
         head_bytes: HEAD_BYTES,
@@ -96,7 +100,7 @@ impl Model {
         let mut random = Seeded::new(seed);
         let pools: &[u64] = if random.one_in(2) { &[6 * MIB] } else { &[4 * MIB, 2 * MIB] };
         let index_bytes_max = if random.one_in(4) { 20_000 } else { MIB };
-        let store = store(4 * MIB, pools, index_bytes_max, random.one_in(2));
+        let store = store(4 * MIB, pools, index_bytes_max, random.below(3));
         grow(&store);
         Self {
             now: store.clock().now(),
@@ -640,7 +644,7 @@ impl Worker {
 #[test]
 fn threads_that_read_write_evict_and_delete_leave_nothing_behind() {
     for_each_seed(0..2, |seed| {
-        let store = store(4 * MIB, &[6 * MIB], 60_000, false);
+        let store = store(4 * MIB, &[6 * MIB], 60_000, 2);
         grow(&store);
         let (disk, done) = (Arc::new(Disk::default()), AtomicBool::new(false));
         let end = Instant::now() + Duration::from_millis(1200);

@@ -16,7 +16,8 @@ pub type Revoker = Arc<dyn Fn() + Send + Sync>;
 
 struct State {
     class: Class,
-    bytes: u64,
+    /// Changed under the lock of the books.
+    bytes: AtomicU64,
     /// Millisecond of the store's clock at which the owner last moved.
     active_ms: AtomicU64,
     /// The owner waits for the store, so it is not idle.
@@ -122,7 +123,7 @@ impl Claims {
         books.next_id += 1;
         let state = Arc::new(State {
             class,
-            bytes,
+            bytes: AtomicU64::new(bytes),
             active_ms: AtomicU64::new(now_ms),
             held_up: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
@@ -131,6 +132,25 @@ impl Claims {
         books.claims.insert(id, state.clone());
         drop(books);
         Some(Claim { id, state, claims: self.clone() })
+    }
+
+    /// Adds `more_bytes` to a claim, under the conditions of a new one: a writer that waits is not passed, and nobody waits
+    /// here, for it would hold what others wait for.
+    pub(super) fn try_extend(&self, claim: &Claim, more_bytes: u64, capacity_bytes: u64, pins_bytes_max: u64) -> bool {
+        if self.queued.load(Ordering::SeqCst) > 0 {
+            return false;
+        }
+        let slot = slot(claim.state.class);
+        let pinned = self.pinned_bytes[slot].load(Ordering::Relaxed);
+        let mut books = self.books();
+        let granted = books.granted_bytes[slot];
+        let kept = if granted == claim.bytes() { pinned } else { pinned.max(pins_bytes_max) };
+        if granted.saturating_add(kept).saturating_add(more_bytes) > capacity_bytes {
+            return false;
+        }
+        books.granted_bytes[slot] += more_bytes;
+        claim.state.bytes.fetch_add(more_bytes, Ordering::Relaxed);
+        true
     }
 
     /// Takes back every claim whose owner moved no octet for `idle_ms`. Returns how many. The space is free once the
@@ -210,7 +230,19 @@ pub struct Claim {
 impl Claim {
     /// Octets claimed.
     pub fn bytes(&self) -> u64 {
-        self.state.bytes
+        self.state.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Gives back what is more than `bytes`.
+    pub(super) fn shrink(&self, bytes: u64) {
+        let mut books = self.claims.books();
+        let less = self.bytes().saturating_sub(bytes);
+        books.granted_bytes[slot(self.state.class)] -= less;
+        self.state.bytes.fetch_sub(less, Ordering::Relaxed);
+        drop(books);
+        if less > 0 {
+            self.claims.wake.signal();
+        }
     }
 
     /// It was taken back; its owner must let go.
@@ -233,7 +265,7 @@ impl Drop for Claim {
     fn drop(&mut self) {
         let mut books = self.claims.books();
         books.claims.remove(&self.id);
-        books.granted_bytes[slot(self.state.class)] -= self.state.bytes;
+        books.granted_bytes[slot(self.state.class)] -= self.bytes();
         drop(books);
         self.claims.wake.signal();
     }
@@ -241,7 +273,7 @@ impl Drop for Claim {
 
 impl fmt::Debug for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Claim").field("bytes", &self.state.bytes).finish_non_exhaustive()
+        f.debug_struct("Claim").field("bytes", &self.bytes()).finish_non_exhaustive()
     }
 }
 
@@ -275,6 +307,25 @@ mod tests {
         claims.set_queued(1);
         assert!(claim(&claims, 1, false).is_none());
         assert!(claim(&claims, 1, true).is_some());
+    }
+
+    #[test]
+    fn a_claim_grows_within_what_a_new_one_might_have() {
+        let claims = Claims::new(Arc::default());
+        let one = claim(&claims, 10, false).unwrap();
+        assert!(claims.try_extend(&one, 90, 100, 20), "a lone writer may have it all");
+        assert!(!claims.try_extend(&one, 1, 100, 20));
+        one.shrink(30);
+        one.shrink(40);
+        assert_eq!((one.bytes(), claims.granted()), (30, (1, 30)));
+        let other = claim(&claims, 10, false).unwrap();
+        assert!(!claims.try_extend(&one, 41, 100, 20), "what readers may come to pin is kept for them");
+        assert!(claims.try_extend(&one, 40, 100, 20));
+        drop(other);
+        claims.set_queued(1);
+        assert!(!claims.try_extend(&one, 1, 100, 20), "nobody passes the queue");
+        drop(one);
+        assert_eq!(claims.granted(), (0, 0));
     }
 
     #[test]

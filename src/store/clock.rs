@@ -22,6 +22,11 @@ impl Clock {
         self.start_unix_ms + self.start.elapsed().as_millis() as u64
     }
 
+    /// Nanoseconds of the epoch.
+    pub fn now_ns(&self) -> u64 {
+        self.start_unix_ms * 1_000_000 + self.start.elapsed().as_nanos() as u64
+    }
+
     /// Seconds of the epoch.
     pub fn now(&self) -> u64 {
         self.now_ms() / 1000

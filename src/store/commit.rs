@@ -1,13 +1,16 @@
 //! How values become visible: whole, in one step, under a condition that is judged in that step.
 
 use crate::store::draft::{Draft, Want};
+use crate::store::files::{FileRecord, Making, Metadata};
 use crate::store::key::ObjectKey;
 use crate::store::object::{Object, Piece, marks};
 use crate::store::segment::{Class, Content, block_bytes_min, footprint};
+use crate::store::sparse::SparseDraft;
 use crate::store::{Counters, Short, Store};
 use dashmap::mapref::entry::Entry;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Under which condition a value becomes visible; judged in the same step.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -75,6 +78,24 @@ impl From<u64> for Expiry {
     }
 }
 
+/// A value that is to become visible.
+struct Value {
+    pieces: Vec<Piece>,
+    class: Class,
+    len: u64,
+    /// Octets of blocks or extents that it takes.
+    footprint: u64,
+    flags: u32,
+    expiry: Expiry,
+}
+
+/// Octets of blocks or extents that `pieces` take, those of one segment once.
+fn footprint_of(pieces: &[Piece]) -> u64 {
+    let mut seen = HashSet::with_capacity_and_hasher(pieces.len(), ahash::RandomState::new());
+    let first = pieces.iter().filter(|piece| seen.insert(Arc::as_ptr(&piece.segment)));
+    first.map(|piece| piece.segment.footprint_bytes()).sum()
+}
+
 /// Pieces smaller than this are joined when a value grows, so that many small appends do not make many small pieces.
 const JOINED_BYTES_MAX: u64 = 64 << 10;
 
@@ -90,9 +111,52 @@ impl Store {
         now: u64,
     ) -> Committed {
         let (class, len, pieces, claim) = draft.into_parts();
-        let done = self.publish(key, pieces, class, len, flags, expiry.into(), condition, now);
+        let value = Value { footprint: footprint(len, class), pieces, class, len, flags, expiry: expiry.into() };
+        let done = self.publish(key, value, condition, Making::Stored, now);
         drop(claim);
         done
+    }
+
+    /// A new file without octets; `NotStored` if the key names an object.
+    ///
+    /// # Panics
+    /// On a store without files.
+    pub fn create_file(&self, key: &[u8], metadata: Metadata, now: u64) -> Committed {
+        assert!(self.shared.files.is_some(), "the store was made with files");
+        let value =
+            Value { pieces: Vec::new(), class: Class::Small, len: 0, footprint: 0, flags: 0, expiry: Expiry::At(0) };
+        self.publish(key, value, Condition::Absent, Making::File(metadata), now)
+    }
+
+    /// Makes what a file door wrote visible to all doors, in the place of the object it was begun with: `Exists` or
+    /// `NotFound` if that is there no more. Flags, expiry and the times of the file stay as they are.
+    ///
+    /// # Errors
+    /// The draft, and what there is not enough of at once.
+    pub fn commit_sparse(&self, mut draft: SparseDraft, now: u64) -> Result<Committed, (Box<SparseDraft>, Short)> {
+        let pieces = draft.sealed_pieces();
+        let has_extents = pieces.iter().any(|piece| !piece.segment.is_hole() && !piece.segment.is_ram_only());
+        // One that was longer may be on disk.
+        let class = if has_extents { Class::Large } else { self.class_of(draft.len()) };
+        let pieces = match class {
+            Class::Small => pieces,
+            Class::Large => match self.give_extents(pieces) {
+                Ok(pieces) => pieces,
+                Err(short) => return Err((Box::new(draft), short)),
+            },
+        };
+        let base = draft.base();
+        let value = Value {
+            footprint: footprint_of(&pieces),
+            pieces,
+            class,
+            len: draft.len(),
+            flags: base.flags(),
+            expiry: Expiry::Kept,
+        };
+        let metadata = Metadata::new(None, self.shared.clock.now_ns());
+        let condition = Condition::Version(base.version());
+        Ok(self.publish(base.key(), value, condition, Making::File(metadata), now))
     }
 
     /// Takes the object of that version out of the index; another one stays.
@@ -115,39 +179,32 @@ impl Store {
     /// Makes `old` with the octets of `draft` at one side visible. The two share segments.
     pub fn commit_joined(&self, old: &Object, draft: Draft, side: Side, now: u64) -> Joined {
         let len = old.len() + draft.len();
-        let class = self.class_of(len);
+        // One that was longer may be on disk.
+        let class = if old.class() == Class::Large { Class::Large } else { self.class_of(len) };
         let pieces = match self.join(old, draft.pieces(), side, class) {
             Ok(pieces) => pieces,
             Err(short) => return Joined::Short(draft, short),
         };
-        let condition = Condition::Version(old.version());
-        match self.publish(old.key(), pieces, class, len, old.flags(), Expiry::Kept, condition, now) {
+        let footprint = if old.holes > 0 { footprint_of(&pieces) } else { footprint(len, class) };
+        let value = Value { pieces, class, len, footprint, flags: old.flags(), expiry: Expiry::Kept };
+        match self.publish(old.key(), value, Condition::Version(old.version()), Making::Stored, now) {
             Committed::Exists => Joined::Changed(draft),
             done => Joined::Done(done),
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the fields of one object, and when it may appear")]
-    fn publish(
-        &self,
-        key: &[u8],
-        pieces: Vec<Piece>,
-        class: Class,
-        len: u64,
-        flags: u32,
-        expiry: Expiry,
-        condition: Condition,
-        now: u64,
-    ) -> Committed {
+    fn publish(&self, key: &[u8], value: Value, condition: Condition, making: Making, now: u64) -> Committed {
         let key = ObjectKey::new(key);
+        let Value { pieces, class, len, footprint, flags, expiry } = value;
         let object = Arc::new(Object {
             key_hash: self.shared.index.hasher().hash_one(key.as_bytes()),
             key: key.clone(),
             flags,
             len,
             class,
-            footprint: footprint(len, class),
+            footprint,
             marks: marks(&pieces),
+            holes: pieces.iter().filter(|piece| piece.segment.is_hole()).count() as u32,
             pieces: pieces.into(),
             version: AtomicU64::new(u64::MAX),
             expiry: AtomicU64::new(if let Expiry::At(at) = expiry { at } else { 0 }),
@@ -156,6 +213,7 @@ impl Store {
             pins: 0.into(),
             holds: 0.into(),
             standing: Mutex::new(None),
+            record: OnceLock::new(),
         });
         let replaced = match self.shared.index.entry(key) {
             Entry::Occupied(mut entry) => {
@@ -167,14 +225,24 @@ impl Store {
                     // Read here and not before: a touch in between must not be lost.
                     object.expiry.store(entry.get().expiry(), Ordering::Relaxed);
                 }
-                self.unlink(entry.get());
-                self.link(&object);
+                if self.shared.files.is_some() && living.is_none() {
+                    // Another file of the same name: the dead one goes first, with all that hangs on it.
+                    self.depart(entry.get());
+                    self.adopt(&object, None, making);
+                    self.link(&object);
+                    self.insert_name(entry.key());
+                } else {
+                    self.unlink(entry.get());
+                    self.adopt(&object, entry.get().record(), making);
+                    self.link(&object);
+                }
                 Some(entry.insert(object.clone()))
             }
             Entry::Vacant(entry) => {
                 if let Some(refusal) = refusal(condition, None) {
                     return refusal;
                 }
+                self.adopt(&object, None, making);
                 self.link(&object);
                 self.insert_name(entry.key());
                 drop(entry.insert(object.clone()));
@@ -195,7 +263,15 @@ impl Store {
         Committed::Stored { version: object.version() }
     }
 
-    fn link(&self, object: &Arc<Object>) {
+    /// Under the index entry of a new object: its record, in a store that has files.
+    fn adopt(&self, object: &Object, previous: Option<&Arc<FileRecord>>, making: Making) {
+        if let Some(files) = &self.shared.files {
+            let record = files.adopt(&object.key, previous, making, self.shared.clock.now_ns());
+            object.record.set(record).expect("nobody else gives it one");
+        }
+    }
+
+    pub(super) fn link(&self, object: &Arc<Object>) {
         let version = self.shared.versions.fetch_add(1, Ordering::Relaxed) + 1;
         object.version.store(version, Ordering::Relaxed);
         self.enroll(object);

@@ -9,10 +9,12 @@
 pub mod claims;
 mod clock;
 mod commit;
+pub mod directories;
 pub mod draft;
 pub mod eviction;
 pub mod extents;
 pub mod fifo;
+pub mod files;
 pub mod hold;
 pub mod key;
 pub mod location;
@@ -20,8 +22,10 @@ pub mod namespace;
 pub mod object;
 mod pin;
 pub mod pool;
+mod relocate;
 pub mod segment;
 mod space;
+pub mod sparse;
 pub mod uring;
 pub mod whole;
 
@@ -29,18 +33,20 @@ pub use clock::Clock;
 pub(crate) use commit::refusal;
 pub use commit::{Committed, Condition, Deleted, Expiry, Joined, Side};
 pub use pin::Pinned;
+pub use relocate::RelocateError;
 pub use space::{GROWTH_LOW_BYTES, Short};
 
 use crate::fabric::region::{Block, Region};
 use crate::store::claims::{Claims, ExtraPin};
 use crate::store::eviction::S3Fifo;
 use crate::store::extents::Extents;
+use crate::store::files::{DELIMITER, FILE_BYTES, Files};
 use crate::store::hold::AllHolds;
 use crate::store::key::ObjectKey;
 use crate::store::location::DriveLoad;
 use crate::store::namespace::{NAME_BYTES, Namespace};
 use crate::store::object::{Object, Piece};
-use crate::store::segment::{Class, Residency};
+use crate::store::segment::{Class, Residency, SEGMENT_BYTES_MAX, Segment};
 use crate::wake::Wake;
 use dashmap::DashMap;
 use std::fmt;
@@ -136,6 +142,9 @@ struct Shared {
     sizes: Sizes,
     index: DashMap<ObjectKey, Arc<Object>, ahash::RandomState>,
     namespace: Option<Namespace>,
+    files: Option<Files>,
+    /// What holes are pieces of, in a store that has files.
+    zeros: Option<Arc<Segment>>,
     region: Arc<Region>,
     extents: Arc<Extents>,
     drive_loads: Arc<[DriveLoad]>,
@@ -172,7 +181,7 @@ impl Store {
     /// # Errors
     /// The arena cannot be mapped.
     pub fn new(sizes: Sizes) -> io::Result<Self> {
-        Self::make(sizes, None)
+        Self::make(sizes, None, false)
     }
 
     /// As [`Store::new`], with a namespace: it can [`list`](Store::list). Setting a new key and removing one take longer
@@ -181,19 +190,38 @@ impl Store {
     /// # Errors
     /// The arena cannot be mapped.
     pub fn with_namespace(sizes: Sizes) -> io::Result<Self> {
-        Self::make(sizes, Some(Namespace::default()))
+        Self::make(sizes, Some(Namespace::default()), false)
     }
 
-    fn make(sizes: Sizes, namespace: Option<Namespace>) -> io::Result<Self> {
+    /// As [`Store::with_namespace`], with [files]: every key takes still more of the index.
+    ///
+    /// # Errors
+    /// The arena cannot be mapped.
+    pub fn with_files(sizes: Sizes) -> io::Result<Self> {
+        Self::make(sizes, Some(Namespace::default()), true)
+    }
+
+    fn make(sizes: Sizes, namespace: Option<Namespace>, has_files: bool) -> io::Result<Self> {
         let wake = Arc::new(Wake::default());
+        let (clock, residency) = (Clock::default(), Arc::<Residency>::default());
+        let files = has_files.then(|| Files::new(sizes.index_bytes_max, clock.now_ms(), clock.now_ns()));
+        let zeros = if has_files {
+            // Read and never written, so that the kernel has one page for all of it.
+            let block = Region::map(SEGMENT_BYTES_MAX, Arc::default())?.allocate(SEGMENT_BYTES_MAX);
+            block.map(|block| Segment::hole(block, &residency))
+        } else {
+            None
+        };
         let shared = Shared {
-            clock: Clock::default(),
+            clock,
             index: DashMap::with_hasher(ahash::RandomState::new()),
             namespace,
+            files,
+            zeros,
             region: Region::map(sizes.memory_bytes, wake.clone())?,
             extents: Extents::new(&sizes.pool_bytes, wake.clone()),
             drive_loads: sizes.pool_bytes.iter().map(|_| DriveLoad::default()).collect(),
-            residency: Arc::default(),
+            residency,
             claims: Claims::new(wake.clone()),
             wake,
             policies: Default::default(),
@@ -402,22 +430,35 @@ impl Store {
     /// Under the index entry of an object that leaves the index with its key. Always true, for use in conditions.
     fn depart(&self, object: &Arc<Object>) -> bool {
         self.unlink(object);
-        self.remove_name(object.key.as_bytes())
+        self.remove_name(object)
     }
 
     /// Under the index entry of a key that is new.
     fn insert_name(&self, key: &ObjectKey) {
-        if let Some(namespace) = &self.shared.namespace {
-            namespace.insert(key.clone());
-            self.shared.index_bytes.fetch_add(NAME_BYTES, Ordering::Relaxed);
+        let Some(namespace) = &self.shared.namespace else { return };
+        namespace.insert(key.clone());
+        self.shared.index_bytes.fetch_add(NAME_BYTES, Ordering::Relaxed);
+        if let Some(files) = &self.shared.files {
+            self.shared.index_bytes.fetch_add(FILE_BYTES, Ordering::Relaxed);
+            files.directories.touch(
+                key.as_bytes(),
+                namespace.shared(key.as_bytes(), DELIMITER),
+                self.shared.clock.now_ns(),
+            );
         }
     }
 
-    /// Under the index entry of a key that leaves the index. Always true, for use in conditions.
-    fn remove_name(&self, key: &[u8]) -> bool {
-        if let Some(namespace) = &self.shared.namespace {
-            namespace.remove(key);
-            self.shared.index_bytes.fetch_sub(NAME_BYTES, Ordering::Relaxed);
+    /// Under the index entry of an object whose key leaves the index. Always true, for use in conditions.
+    fn remove_name(&self, object: &Object) -> bool {
+        let Some(namespace) = &self.shared.namespace else { return true };
+        let key = object.key.as_bytes();
+        namespace.remove(key);
+        self.shared.index_bytes.fetch_sub(NAME_BYTES, Ordering::Relaxed);
+        if let Some(files) = &self.shared.files {
+            let departed = object.record().map_or(0, |record| files.depart(record));
+            // Wraps where it is less than nothing, as it should.
+            self.shared.index_bytes.fetch_add((departed - FILE_BYTES as i64) as u64, Ordering::Relaxed);
+            files.directories.touch(key, namespace.shared(key, DELIMITER), self.shared.clock.now_ns());
         }
         true
     }

@@ -44,6 +44,28 @@ impl Namespace {
         let _name = self.names.write().unwrap_or_else(PoisonError::into_inner).take(key);
     }
 
+    /// Octets of the longest directory that `key` shares with a key that is not `key`: up to and with a delimiter.
+    pub(super) fn shared(&self, key: &[u8], delimiter: u8) -> usize {
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        // Whoever shares most with it is beside it.
+        let before = names.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key))).next_back();
+        let behind = names.range::<[u8], _>((Bound::Excluded(key), Bound::Unbounded)).next();
+        let shared = |other: &ObjectKey| {
+            let common = key.iter().zip(other.as_bytes()).take_while(|(one, other)| one == other).count();
+            key[..common].iter().rposition(|octet| *octet == delimiter).map_or(0, |at| at + 1)
+        };
+        before.into_iter().chain(behind).map(shared).max().unwrap_or(0)
+    }
+
+    /// The keys that begin with `prefix`, if they are no more than `count_max`.
+    pub(super) fn all(&self, prefix: &[u8], count_max: usize) -> Option<Vec<ObjectKey>> {
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        let range = names.range::<[u8], _>((Bound::Included(prefix), Bound::Unbounded));
+        let found: Vec<_> =
+            range.take_while(|name| name.as_bytes().starts_with(prefix)).take(count_max + 1).cloned().collect();
+        (found.len() <= count_max).then_some(found)
+    }
+
     pub(super) fn len(&self) -> usize {
         self.names.read().unwrap_or_else(PoisonError::into_inner).len()
     }

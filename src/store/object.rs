@@ -8,10 +8,11 @@
 //! ```
 
 use crate::store::eviction::{Candidate, Standing};
+use crate::store::files::FileRecord;
 use crate::store::key::ObjectKey;
 use crate::store::segment::{Class, Segment};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// A part of a segment that is a part of a value.
 #[derive(Clone, Debug)]
@@ -101,6 +102,10 @@ pub struct Object {
     pub(super) holds: AtomicU32,
     /// Where eviction keeps it. Changed under the policy's lock alone.
     pub(super) standing: Mutex<Option<Standing>>,
+    /// Pieces that are holes.
+    pub(super) holes: u32,
+    /// What it is as a file, in a store that has files: given at commit.
+    pub(super) record: OnceLock<Arc<FileRecord>>,
 }
 
 impl Object {
@@ -139,6 +144,16 @@ impl Object {
         &self.pieces
     }
 
+    /// What it is as a file, in a store that has files.
+    pub fn record(&self) -> Option<&Arc<FileRecord>> {
+        self.record.get()
+    }
+
+    /// Octets of blocks or extents that it takes.
+    pub fn footprint_bytes(&self) -> u64 {
+        self.footprint
+    }
+
     /// The octets from `offset` on, `len` at most; fewer, or none, where the value ends before. Finding the first takes the
     /// same time wherever it is, so a reader of a long range may ask for the rest of it again and again.
     pub fn range(&self, offset: u64, len: u64) -> Range<'_> {
@@ -153,7 +168,8 @@ impl Object {
 
     /// What the index spends on it, in octets, estimated from the sizes of its parts.
     pub(super) fn index_bytes(&self) -> u64 {
-        let pieces = self.pieces.len() * (size_of::<Piece>() + size_of::<Segment>() + 64);
+        let own = self.pieces.len() - self.holes as usize;
+        let pieces = own * (size_of::<Segment>() + 64) + size_of_val(&*self.pieces);
         let pieces = pieces + size_of_val(&*self.marks);
         (size_of::<Self>() + pieces + self.key.as_bytes().len() + 128) as u64
     }

@@ -102,6 +102,28 @@ impl Filling {
         (self.len - self.filled) as usize
     }
 
+    /// All of it, written or not, for an owner who keeps account of that.
+    pub(super) fn octets_mut(&mut self) -> &mut [u8] {
+        &mut self.block.as_mut_slice()[..self.len as usize]
+    }
+
+    /// As [`Filling::octets_mut`], to be read.
+    pub(super) fn octets(&self) -> &[u8] {
+        &self.block.as_slice()[..self.len as usize]
+    }
+
+    /// Octets of its block.
+    pub(super) fn block_bytes(&self) -> u64 {
+        self.block.len() as u64
+    }
+
+    /// The finished segment of the first `len` octets, written or not: what was not must be in no piece.
+    pub(super) fn seal_at(mut self, len: u32, residency: &Arc<Residency>) -> Arc<Segment> {
+        assert!(len <= self.len, "{len} octets of {}", self.len);
+        (self.len, self.filled) = (len, len);
+        self.seal(residency)
+    }
+
     /// The finished segment.
     ///
     /// # Panics
@@ -115,6 +137,7 @@ impl Filling {
         let segment = Arc::new(Segment {
             len: self.len,
             head: self.head,
+            is_hole: false,
             touched: AtomicBool::new(false),
             cold_read: AtomicU64::new(0),
             holds: AtomicU32::new(0),
@@ -128,6 +151,8 @@ impl Filling {
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Disk {
+    /// Zeros that are nobody's: they stay in memory of their own.
+    Hole,
     Never,
     Dirty,
     Writing,
@@ -160,6 +185,7 @@ pub enum Content {
 pub struct Segment {
     len: u32,
     head: bool,
+    is_hole: bool,
     /// Read since it last came up for leaving RAM: it gets one more round.
     touched: AtomicBool,
     /// What [`Segment::mark_cold_read`] was told last.
@@ -171,6 +197,36 @@ pub struct Segment {
 }
 
 impl Segment {
+    /// What all holes of a store are pieces of: `zeros`, a block that is not of the arena.
+    pub(super) fn hole(zeros: Block, residency: &Arc<Residency>) -> Arc<Self> {
+        let state = State { ram: Some(Arc::new(zeros)), disk: Disk::Hole, extent: None, listed: None };
+        Arc::new(Self {
+            len: SEGMENT_BYTES_MAX as u32,
+            head: false,
+            is_hole: true,
+            touched: AtomicBool::new(false),
+            cold_read: AtomicU64::new(0),
+            holds: AtomicU32::new(0),
+            residency: residency.clone(),
+            state: Mutex::new(state),
+        })
+    }
+
+    /// Its octets are zeros that take no space.
+    pub fn is_hole(&self) -> bool {
+        self.is_hole
+    }
+
+    /// Octets of the block or the extent that it takes.
+    pub(super) fn footprint_bytes(&self) -> u64 {
+        let state = self.lock();
+        match (&state.extent, &state.ram) {
+            _ if self.is_hole => 0,
+            (Some(extent), _) => extent.bytes(),
+            (None, ram) => ram.as_ref().map_or(0, |ram| ram.len() as u64),
+        }
+    }
+
     /// Octets.
     pub fn len(&self) -> u32 {
         self.len

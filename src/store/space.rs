@@ -40,6 +40,18 @@ impl Store {
         self.shared.claims.try_claim(class, bytes, capacity, pins, first, now_ms, revoker)
     }
 
+    /// A claim for blocks of `bytes` octets in all, if no writer waits.
+    pub(super) fn try_claim_bytes(&self, class: Class, bytes: u64, revoker: &Revoker) -> Option<Claim> {
+        let now_ms = self.shared.clock.now_ms();
+        let (capacity, pins) = (self.capacity_bytes(class), self.pins_bytes_max(class));
+        self.shared.claims.try_claim(class, bytes, capacity, pins, false, now_ms, revoker)
+    }
+
+    /// Adds to such a claim, if no writer waits.
+    pub(super) fn try_extend(&self, claim: &Claim, class: Class, more_bytes: u64) -> bool {
+        self.shared.claims.try_extend(claim, more_bytes, self.capacity_bytes(class), self.pins_bytes_max(class))
+    }
+
     /// A value of `len` octets about to arrive, under `claim` unless it is there whole already.
     pub fn draft(&self, len: u64, claim: Option<Claim>) -> Draft {
         Draft::new(len, self.class_of(len), self.shared.sizes.head_bytes, claim, self.shared.residency.clone())
@@ -195,9 +207,7 @@ impl Store {
             let Some(victim) = victim else { return false };
             *victim.standing() = None;
             let unpinned = |_: &ObjectKey, found: &Arc<Object>| {
-                Arc::ptr_eq(found, &victim)
-                    && victim.pins.load(Ordering::SeqCst) == 0
-                    && self.remove_name(victim.key.as_bytes())
+                Arc::ptr_eq(found, &victim) && victim.pins.load(Ordering::SeqCst) == 0 && self.remove_name(&victim)
             };
             if self.shared.index.remove_if(victim.key.as_bytes(), unpinned).is_some() {
                 self.forget(&victim);

@@ -9,16 +9,18 @@
 //! The data of a WRITE and the path of a SYMLINK are [`Data`](super::rpc::Data) where they are read, the data of a READ and
 //! the path of a READLINK [`Item`](crate::wire::onc_rpc::Item)s where they are written: RFC 8267 §4 lets these four be
 //! reduced and nothing else. On a byte stream [`bulk`] finds the data of a WRITE while it is still to come. Directories are
-//! encoded entry by entry, until their [page](directory) is full.
+//! encoded entry by entry, until their [page](directory) is full. The file system is [`files`].
 
 pub mod bulk;
 pub mod directory;
+pub mod files;
 pub mod reply;
 pub mod request;
 pub mod types;
 
 pub use bulk::Bulk;
 pub use directory::{DirectoryPage, Entry, EntryPlus, Listing, PlusPage};
+pub use files::FileSystem;
 pub use reply::{
     Accessible, Created, Failure, FsInfo, FsStat, Linked, Looked, Outcome, PathConf, ReadDone, ReadLinkDone, Renamed,
     Reply, Synced, WriteDone,
