@@ -63,10 +63,11 @@ fn start_up(octets: &[u8]) {
         for cut in 0..len.min(64) {
             assert_eq!(Frame::decode(kind, &octets[..cut]), Ok(None));
         }
-        for form in FORMS {
-            let offer = Offer { form, crc: false, read_depth: 16 };
-            if let Ok((terms, _)) = offer.conclude(&frame) {
+        for (form, never_reads) in FORMS.into_iter().flat_map(|form| [(form, false), (form, true)]) {
+            let offer = Offer { form, crc: false, read_depth: 16, never_reads };
+            if let Ok((terms, reason)) = offer.conclude(&frame) {
                 assert!(terms.reads_out <= 16 && (1..=usize::from(READS_SERVED_MAX)).contains(&terms.reads_in));
+                assert!(never_reads || terms.reads_out > 0 || reason.is_some());
                 assert_eq!(terms.crc, frame.crc);
             }
         }
