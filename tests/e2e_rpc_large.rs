@@ -81,7 +81,7 @@ fn ranges_of_a_value_on_disk_are_what_another_door_stored() {
 }
 
 #[test]
-#[ignore = "takes 20 GiB of the temporary directory, 5 GiB of RAM, and minutes"]
+#[ignore = "20 GiB of disk, 5 GiB of RAM, minutes: cargo test --release --test e2e_rpc_large -- --ignored"]
 fn ranges_of_16_gib_are_what_another_door_stored() {
     let (daemon, rpc) = start(Daemon::builder().memory("256MiB").pool("20GiB"));
     const LEN: u64 = 16 * GIB;
