@@ -19,6 +19,7 @@ pub mod connection;
 pub mod cq_poller;
 pub mod credit_manager;
 pub mod disk_tail;
+pub mod exported;
 pub mod fabric_listener;
 pub mod gate;
 pub mod listener;
@@ -41,6 +42,7 @@ pub mod store;
 
 use crate::actors::connection::Lane;
 use crate::actors::disk_tail::{DiskTail, TailMetrics};
+use crate::actors::exported::Exported;
 use crate::actors::fabric_listener::{Close, FabricDoor, FabricListener, Protocol};
 use crate::actors::gate::Gate;
 use crate::actors::listener::{Door, Listener, Refuse, Registry};
@@ -60,11 +62,14 @@ use crate::programs::bulkhead::service::DUPLICATES;
 use crate::programs::memcache::engine::Facts;
 use crate::programs::memcache::output::TEXT_BYTES_MAX;
 use crate::programs::memcache::session::{self, INPUT_BYTES, LONG_LINE_BYTES_MAX};
+use crate::programs::nfs::files::Settings;
+use crate::programs::nfs::{Export, FileSystem, Rules};
 use crate::store::pool::{PoolDir, PoolError, PoolFiles};
 use crate::store::{Sizes, Store};
 use crate::wire::native::stream::PIPELINE_BYTES_MAX;
 use actix::prelude::*;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
@@ -207,6 +212,7 @@ pub struct Handle {
     listeners: Vec<Addr<Listener>>,
     admin: Option<actix_web::dev::ServerHandle>,
     drives: Arc<[Arc<PoolFiles>]>,
+    files: Option<Arc<FileSystem>>,
     tails: Vec<Addr<DiskTail>>,
     arbiters: Vec<Arbiter>,
     shutdown_grace: Duration,
@@ -247,6 +253,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     }
     let drives: Arc<[Arc<PoolFiles>]> = drives.into();
     let store = make_store(&config, &drives)?;
+    let exported = make_export(&config, &store);
     let metrics = Arc::new(Metrics::default());
     let tail_metrics = Arc::new(TailMetrics::default());
     let context = session::Context {
@@ -292,7 +299,8 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         arbiters.push(arbiter);
     }
     let Some((first, lane_staging, tail)) = made.first() else { return Err(StartError::Lane) };
-    let actor = StoreActor::new(store.clone(), tail.clone(), drives.clone(), config.store.disk_depth, &config.timers);
+    let actor = StoreActor::new(store.clone(), tail.clone(), drives.clone(), config.store.disk_depth, &config.timers)
+        .with_files(exported.as_ref().map(|exported| exported.export.files().clone()));
     // One wait for each connection and for each call of RPC, the writes in flight and one growth: only `do_send` reaches it,
     // so this bound is theirs.
     let rpc_calls_max = config.listen.rpc.len() * config.rpc.connections_max * config.rpc.credits_max as usize;
@@ -308,7 +316,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         .into_iter()
         .map(|(arbiter, staging, tail)| {
             let (session, store, timers) = (context.clone(), store_actor.clone(), config.timers.clone());
-            (arbiter, Lane { session, store, tail, staging, timers })
+            (arbiter, Lane { session, store, tail, staging, timers, exported: exported.clone() })
         })
         .collect();
 
@@ -367,6 +375,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         listeners,
         admin,
         drives,
+        files: exported.map(|exported| exported.export.files().clone()),
         tails,
         arbiters,
         shutdown_grace: config.timers.shutdown_grace,
@@ -469,8 +478,12 @@ fn make_store(config: &Config, drives: &[Arc<PoolFiles>]) -> Result<Store, Start
         pool_bytes: drives.iter().map(|drive| drive.capacity_bytes()).collect(),
     };
     let bytes = sizes.memory_bytes;
-    // Only who lists pays for the names in order.
-    let made = if config.listen.rpc.is_empty() { Store::new(sizes) } else { Store::with_namespace(sizes) };
+    // Only who lists pays for the names in order, and only who mounts for the tree.
+    let made = match (config.listen.nfs_tcp.is_empty(), config.listen.rpc.is_empty()) {
+        (false, _) => Store::with_files(sizes),
+        (true, false) => Store::with_namespace(sizes),
+        (true, true) => Store::new(sizes),
+    };
     let store = made.map_err(|source| StartError::Arena { bytes, source })?;
     for (index, drive) in drives.iter().enumerate() {
         // One file each before the first value comes; the others follow as they are needed.
@@ -480,6 +493,19 @@ fn make_store(config: &Config, drives: &[Arc<PoolFiles>]) -> Result<Store, Start
         }
     }
     Ok(store)
+}
+
+/// The file system of all NFS doors, if there is one.
+fn make_export(config: &Config, store: &Store) -> Option<Exported> {
+    if config.listen.nfs_tcp.is_empty() {
+        return None;
+    }
+    let nfs = &config.nfs;
+    // Nothing that a client could guess is at stake: it only has to differ from start to start.
+    let boot = RandomState::new().hash_one(std::process::id());
+    let files = FileSystem::new(store.clone(), Settings { fsid: nfs.fsid, boot, uid: nfs.uid, gid: nfs.gid });
+    let rules = Rules { root_squash: nfs.root_squash, groups: nfs.allow.iter().map(Network::to_string).collect() };
+    Some(Exported::new(Arc::new(Export::new(Arc::new(files), rules)), &nfs.allow))
 }
 
 async fn bind_tcp(address: SocketAddr) -> Result<(String, Door), StartError> {
@@ -557,6 +583,10 @@ impl Handle {
         }
         for (listener, _) in &self.fabric_listeners {
             let _ = listener.send(Refuse).await;
+        }
+        if let Some(files) = &self.files {
+            // Nobody writes any more for long enough: while transfers end, the other doors show what was written.
+            files.handle_time(u64::MAX);
         }
         self.registry.drain();
         let deadline = tokio::time::Instant::now() + self.shutdown_grace;
