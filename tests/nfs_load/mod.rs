@@ -17,7 +17,7 @@ use crate::rig::Seeded;
 /// A file system as one client sees it. Paths are relative to its root, with `/` between the names; errors are those that Linux
 /// gives (`io::Error::from_raw_os_error`), whoever makes them.
 pub trait Files: Sized + Send {
-    /// An open file. It may be dropped without [`Files::close`].
+    /// An open file. It may be dropped without [`Files::close`]. None is removed while it is open: Linux's client renames those.
     type File;
 
     /// Makes an empty file, or empties the one that is there.
@@ -446,6 +446,7 @@ pub fn alignments<F: Files>(files: &F, counts: &Counts) {
     let mut all = vec![0; len_all + 1];
     assert_eq!(files.read_at(&file, 0, &mut all).unwrap(), len_all);
     assert!(all[..len_all] == model, "the whole of it");
+    drop(file);
     place.clear();
 }
 
@@ -539,6 +540,7 @@ pub fn tree<F: Files>(files: &F, counts: &Counts) {
     let mut said = [0; 13];
     assert_eq!(other.read_at(&file, 0, &mut said).unwrap(), 13);
     assert_eq!(said[..], *format!("ref {:08}\n", (counts.objects - 1) / 20 * 20).as_bytes());
+    drop(file);
     let path = (0..11).fold("src".to_owned(), |path, level| format!("{path}/level-{level}"));
     copy_out(&other, &place.at(&format!("{path}/file.rs")), 11, 11 * 997);
     let directories = directories.iter().map(|path| path.rsplit('/').next().unwrap().to_owned());
