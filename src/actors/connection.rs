@@ -8,6 +8,7 @@
 //! reads as it has staging buffers), one revocation for each claim, and the two messages of a shutdown.
 
 use crate::actors::disk_tail::{DiskTail, ReadTail, TailRead};
+use crate::actors::exported::Exported;
 use crate::actors::store::{AwaitSpace, Fill, Filled, Reserve, Reserved, SpaceFreed, StoreActor};
 use crate::config::TimersConfig;
 use crate::fabric::staging::{Staging, StagingBuf};
@@ -90,6 +91,8 @@ pub struct Lane {
     pub tail: Addr<DiskTail>,
     pub staging: Staging,
     pub timers: TimersConfig,
+    /// The file system, where there is one.
+    pub exported: Option<Exported>,
 }
 
 /// Asks the store for what an exchange needs; `of` gets the answer.
