@@ -61,6 +61,7 @@ pub struct Config {
     pub timers: TimersConfig,
     pub native: NativeConfig,
     pub rpc: RpcConfig,
+    pub nfs: NfsConfig,
     /// Threads that serve connections, at least 1.
     pub lanes: usize,
     /// Which cores those threads run on.
@@ -78,6 +79,8 @@ pub struct ListenConfig {
     pub native: Vec<NativeAddress>,
     /// RPC-over-RDMA over a fabric.
     pub rpc: Vec<RpcAddress>,
+    /// NFS version 3 and MOUNT over TCP. One such door, and every RPC door serves both programs too.
+    pub nfs_tcp: Vec<SocketAddr>,
     /// Metrics and health over HTTP; `None` switches it off.
     pub admin: Option<SocketAddr>,
 }
@@ -159,6 +162,20 @@ pub struct RpcConfig {
     pub rpcbind: Option<PathBuf>,
 }
 
+/// On what terms the store is exported as a file system, where it is.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct NfsConfig {
+    /// Networks whose hosts are served; empty: all that reach a door.
+    pub allow: Vec<Network>,
+    /// The super-user of a client is nobody here.
+    pub root_squash: bool,
+    /// Owner of what nobody set an owner of: files that other doors put, and directories that nobody made.
+    pub uid: u32,
+    pub gid: u32,
+    /// Number of the file system, by which clients tell it from others of this host.
+    pub fsid: u64,
+}
+
 /// Timers.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TimersConfig {
@@ -209,6 +226,9 @@ pub struct Flags {
     pub rpc: Option<Vec<RpcAddress>>,
     pub rpc_allow: Vec<Network>,
     pub rpcbind: Option<Switch<String>>,
+    pub nfs_tcp: Option<Vec<SocketAddr>>,
+    pub nfs_allow: Vec<Network>,
+    pub nfs_root_squash: bool,
     pub admin: Option<Switch<SocketAddr>>,
     pub pools: Vec<PoolConfig>,
     pub memory: Option<ByteSize>,
@@ -381,6 +401,16 @@ impl Flags {
         if let Some(rpcbind) = &self.rpcbind {
             layer.push(("rpc.rpcbind", rpcbind.to_string().into()));
         }
+        if let Some(addresses) = &self.nfs_tcp {
+            layer.push(("listen.nfs_tcp", addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().into()));
+        }
+        if !self.nfs_allow.is_empty() {
+            let networks = self.nfs_allow.iter().map(Network::to_string).collect::<Vec<_>>();
+            layer.push(("nfs.allow", networks.into()));
+        }
+        if self.nfs_root_squash {
+            layer.push(("nfs.root_squash", true.into()));
+        }
         if let Some(admin) = &self.admin {
             layer.push(("listen.admin", admin.to_string().into()));
         }
@@ -437,6 +467,7 @@ impl Config {
             unix: Vec::new(),
             native: Vec::new(),
             rpc: Vec::new(),
+            nfs_tcp: Vec::new(),
             admin: None,
         };
         config.store.memory_bytes = 16 * MIB;
@@ -472,8 +503,11 @@ impl Config {
             format!("rpc.rpcbind = \"{shown}\" has {bytes} octets: a socket's path has at most {UNIX_PATH_BYTES_MAX}")
         })?;
         let has_address = self.listen.rpc.iter().any(|rpc| matches!(rpc.address, Address::Socket(_)));
-        require(has_address, || {
-            format!("rpc.rpcbind = \"{shown}\", and listen.rpc has no door with an address to register there")
+        require(has_address || !self.listen.nfs_tcp.is_empty(), || {
+            format!(
+                "rpc.rpcbind = \"{shown}\", and listen.rpc has no door with an address to register there, nor \
+                 listen.nfs_tcp any"
+            )
         })
     }
 }
@@ -513,8 +547,10 @@ impl ListenConfig {
     fn check(&self) -> Result<(), ConfigError> {
         let on_fabrics = self.native.iter().map(|native| (&native.address, native.to_string()));
         let on_fabrics: Vec<_> = on_fabrics.chain(self.rpc.iter().map(|rpc| (&rpc.address, rpc.to_string()))).collect();
-        require(!self.memcache.is_empty() || !self.unix.is_empty() || !on_fabrics.is_empty(), || {
-            "listen.memcache, listen.unix, listen.native and listen.rpc are all empty: the daemon would have no door"
+        let on_tcp = !self.memcache.is_empty() || !self.nfs_tcp.is_empty();
+        require(on_tcp || !self.unix.is_empty() || !on_fabrics.is_empty(), || {
+            "listen.memcache, listen.unix, listen.native, listen.rpc and listen.nfs_tcp are all empty: the daemon would have \
+             no door"
                 .to_owned()
         })?;
         for (index, (address, url)) in on_fabrics.iter().enumerate() {
@@ -529,9 +565,12 @@ impl ListenConfig {
         });
         seen.extend(sockets.filter(|address| address.port() != 0));
         // Port 0 asks the kernel for a free port, so it never collides.
-        for address in self.memcache.iter().chain(&self.admin).filter(|address| address.port() != 0) {
+        let on_tcp = self.memcache.iter().chain(&self.nfs_tcp).chain(&self.admin);
+        for address in on_tcp.filter(|address| address.port() != 0) {
             require(!seen.contains(address), || {
-                format!("{address} is listed twice in listen.memcache, listen.native, listen.rpc, listen.admin")
+                format!(
+                    "{address} is listed twice in listen.memcache, listen.native, listen.rpc, listen.nfs_tcp, listen.admin"
+                )
             })?;
             seen.push(*address);
         }
@@ -687,7 +726,7 @@ mod tests {
     fn printed_settings_read_back_the_same() {
         let toml = "lanes = 3\npin = [4, 2]\n[listen]\nunix = [\"/run/b.sock\"]\nadmin = \"off\"\nrpc = [\"rpc+iwarp://127.0.0.1:9\"]\n[store]\nmemory = \"100MiB\"\n\
             value_max = 1000001\npinned_share = 0.5\npools = [\"/a:4GiB\", { dir = \"/b:7\" }]\n\
-            [timers]\nidle_timeout = \"1500ms\"\n[native]\nallow = [\"10.0.0.0/8\", \"::1\"]\n[rpc]\nrpcbind = \"/run/b.sock\"\ninline = \"8KiB\"\ncredits = 7\nreads = 3\nlong = \"64KiB\"\nsegments = 99\n[log]\nformat = \"json\"";
+            [timers]\nidle_timeout = \"1500ms\"\n[native]\nallow = [\"10.0.0.0/8\", \"::1\"]\n[nfs]\nallow = []\nroot_squash = true\nuid = 7\ngid = 8\nfsid = 9\n[rpc]\nrpcbind = \"/run/b.sock\"\ninline = \"8KiB\"\ncredits = 7\nreads = 3\nlong = \"64KiB\"\nsegments = 99\n[log]\nformat = \"json\"";
         for toml in ["", toml] {
             let settings = load(toml, &[], &Flags::default()).unwrap();
             assert_eq!(load(&settings.to_toml(), &[], &Flags::default()).unwrap(), settings);
@@ -747,6 +786,9 @@ mod tests {
             rpc: Some(vec!["rpc+iwarp://127.0.0.1:9".parse().unwrap()]),
             rpc_allow: vec!["fd00::/8".parse().unwrap()],
             rpcbind: Some(Switch::On("/run/rpcbind.sock".to_owned())),
+            nfs_tcp: Some(vec!["127.0.0.1:2049".parse().unwrap()]),
+            nfs_allow: vec!["10.1.0.0/16".parse().unwrap()],
+            nfs_root_squash: true,
             lanes: Some(5),
             pin: Some(Pin::Cores(vec![1, 0])),
             log_level: Some("bulkhead=debug".to_owned()),
@@ -758,6 +800,8 @@ mod tests {
         assert_eq!((daemon.native.allow, Some(daemon.pin)), (flags.native_allow, flags.pin));
         assert_eq!((daemon.listen.rpc, daemon.rpc.allow), (flags.rpc.unwrap(), flags.rpc_allow));
         assert_eq!(daemon.rpc.rpcbind, Some("/run/rpcbind.sock".into()));
+        assert_eq!((daemon.listen.nfs_tcp, daemon.nfs.allow), (flags.nfs_tcp.unwrap(), flags.nfs_allow));
+        assert!(daemon.nfs.root_squash);
         assert_eq!((daemon.listen.unix, daemon.store.pools, daemon.lanes), (flags.unix.unwrap(), flags.pools, 5));
         assert_eq!((daemon.store.memory_bytes, daemon.store.head_bytes), (16 * MIB, 64 * KIB));
         assert_eq!(daemon.store.value_bytes_max, 3);

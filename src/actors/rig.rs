@@ -71,7 +71,7 @@ impl Rig {
             reserve_wait_ms: config.timers.reserve_wait.as_millis() as u64,
         };
         let local = Local { store: store.clone(), actor: actor.clone(), tail: tail.clone(), staging: staging.clone() };
-        let lane = Lane { session, store: actor, tail, staging, timers: config.timers };
+        let lane = Lane { session, store: actor, tail, staging, timers: config.timers, exported: None };
         Self { lane, local, store, metrics, tails, drives, _dir: dir }
     }
 

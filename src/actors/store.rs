@@ -7,6 +7,7 @@
 use crate::actors::disk_tail::{DiskTail, TailError, TailWritten, WriteTail};
 use crate::config::TimersConfig;
 use crate::fabric::region::Block;
+use crate::programs::nfs::FileSystem;
 use crate::store::claims::{Claim, Revoker};
 use crate::store::draft::Want;
 use crate::store::pool::PoolFiles;
@@ -100,6 +101,8 @@ pub struct StoreActor {
     /// The disk has been told to stop: nothing is written behind any more.
     stopping: bool,
     crawl: Crawl,
+    /// Whose drafts are committed when they are due.
+    files: Option<Arc<FileSystem>>,
 }
 
 impl StoreActor {
@@ -128,7 +131,14 @@ impl StoreActor {
             growing: false,
             stopping: false,
             crawl: Crawl::default(),
+            files: None,
         }
+    }
+
+    /// Commits the drafts of `files` when they are due.
+    #[must_use]
+    pub fn with_files(self, files: Option<Arc<FileSystem>>) -> Self {
+        Self { files, ..self }
     }
 
     /// Makes space and hands out what there is, in arrival order.
@@ -234,6 +244,9 @@ impl StoreActor {
     fn tick(&mut self, ctx: &mut Context<Self>) {
         let now_ms = self.store.clock().now_ms();
         self.store.handle_time(now_ms);
+        if let Some(files) = &self.files {
+            files.handle_time(now_ms);
+        }
         self.store.crawl(&mut self.crawl, CRAWL_COUNT);
         if !self.claims.is_empty() || !self.fills.is_empty() || !self.retries.is_empty() {
             let revoked = self.store.claims().revoke_idle(now_ms, self.patience_ms());

@@ -24,6 +24,7 @@ Examples:
   bulkhead serve --memory 8GiB --pool /mnt/nvme0/bulkhead:500GiB --pool /mnt/nvme1/bulkhead
   bulkhead serve --memcache off --native off --unix /run/bulkhead.sock --admin off
   bulkhead serve --rpc rpc+iwarp://10.0.0.1:20049 --rpcbind
+  bulkhead serve --nfs-tcp 10.0.0.1:2049 --nfs-allow 10.0.0.0/24
   bulkhead serve --config /etc/bulkhead.toml --print-config
 
 Order: defaults < --config FILE < BULKHEAD_* environment (BULKHEAD_STORE__MEMORY=64MiB) < flags.
@@ -69,6 +70,15 @@ pub struct ConfigArgs {
     /// Register RPC doors at rpcbind with netids rdma and rdma6, at its socket /run/rpcbind.sock or PATH [default: off]
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = rpcbind::SOCKET)]
     rpcbind: Option<Switch<String>>,
+    /// NFS version 3 and MOUNT over TCP, or `off`; RPC doors serve both then, too (repeatable) [default: none]
+    #[arg(long, value_name = "IP:PORT")]
+    nfs_tcp: Vec<Switch<SocketAddr>>,
+    /// Network or address whose hosts may mount (repeatable) [default: 127.0.0.0/8 and ::1]
+    #[arg(long, value_name = "CIDR")]
+    nfs_allow: Vec<Network>,
+    /// The super-user of a host that mounts is nobody here
+    #[arg(long)]
+    nfs_root_squash: bool,
     /// Metrics and health over HTTP, or `off` [default: 127.0.0.1:11290]
     #[arg(long, value_name = "IP:PORT")]
     admin: Option<Switch<SocketAddr>>,
@@ -111,6 +121,9 @@ impl ConfigArgs {
             rpc: doors("--rpc", self.rpc)?,
             rpc_allow: self.rpc_allow,
             rpcbind: self.rpcbind,
+            nfs_tcp: doors("--nfs-tcp", self.nfs_tcp)?,
+            nfs_allow: self.nfs_allow,
+            nfs_root_squash: self.nfs_root_squash,
             unix: (!self.unix.is_empty()).then_some(self.unix),
             admin: self.admin,
             pools: self.pool,

@@ -15,8 +15,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use super::units::{list, text};
 use super::{
     Auto, ByteSize, Config, ConfigError, FabricKind, GIB, KIB, LimitsConfig, ListenConfig, LogConfig, LogFormat,
-    MEMORY_BYTES_MIN, MEMORY_STEP_BYTES, MIB, NativeAddress, NativeConfig, Network, Pin, PoolConfig, RpcAddress,
-    RpcConfig, Settings, StoreConfig, Switch, TimeSpan, TimersConfig,
+    MEMORY_BYTES_MIN, MEMORY_STEP_BYTES, MIB, NativeAddress, NativeConfig, Network, NfsConfig, Pin, PoolConfig,
+    RpcAddress, RpcConfig, Settings, StoreConfig, Switch, TimeSpan, TimersConfig,
 };
 use crate::fabric::Address;
 use crate::wire::native::descriptor::{GeometryError, RingGeometry, WindowGeometry};
@@ -36,6 +36,7 @@ pub(super) struct File {
     timers: TimersSection,
     native: NativeSection,
     rpc: RpcSection,
+    nfs: NfsSection,
     log: LogSection,
 }
 
@@ -129,6 +130,40 @@ impl RpcSection {
 
 #[derive(Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields, default)]
+struct NfsSection {
+    #[serde(deserialize_with = "list::deserialize")]
+    allow: Vec<Network>,
+    root_squash: bool,
+    #[serde(with = "text")]
+    uid: Auto<u32>,
+    #[serde(with = "text")]
+    gid: Auto<u32>,
+    fsid: u64,
+}
+
+/// `bulkhead`, in ASCII.
+const FSID: u64 = u64::from_be_bytes(*b"bulkhead");
+
+impl Default for NfsSection {
+    fn default() -> Self {
+        let loopback = ["127.0.0.0/8", "::1/128"].map(|network| network.parse().expect("a network"));
+        Self { allow: loopback.to_vec(), root_squash: false, uid: Auto::Auto, gid: Auto::Auto, fsid: FSID }
+    }
+}
+
+impl NfsSection {
+    fn resolve(self) -> NfsConfig {
+        let Self { allow, root_squash, uid, gid, fsid } = self;
+        let or = |set, own: fn() -> u32| match set {
+            Auto::Set(id) => id,
+            Auto::Auto => own(),
+        };
+        NfsConfig { allow, root_squash, uid: or(uid, user_id), gid: or(gid, group_id), fsid }
+    }
+}
+
+#[derive(Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields, default)]
 struct ListenSection {
     #[serde(deserialize_with = "list::deserialize")]
     memcache: Vec<SocketAddr>,
@@ -138,6 +173,8 @@ struct ListenSection {
     native: Vec<NativeAddress>,
     #[serde(deserialize_with = "list::deserialize")]
     rpc: Vec<RpcAddress>,
+    #[serde(deserialize_with = "list::deserialize")]
+    nfs_tcp: Vec<SocketAddr>,
     #[serde(with = "text")]
     admin: Switch<SocketAddr>,
 }
@@ -258,6 +295,7 @@ impl Default for ListenSection {
                 Address::Socket(([127, 0, 0, 1], 11212).into()),
             )],
             rpc: Vec::new(),
+            nfs_tcp: Vec::new(),
             admin: Switch::On(SocketAddr::from(([127, 0, 0, 1], 11290))),
         }
     }
@@ -367,15 +405,23 @@ fn dir_is_writable(dir: &Path) -> bool {
 
 /// Effective user id, as a number: a name may be missing in a container.
 pub(crate) fn user_id() -> u32 {
+    effective_id("Uid:")
+}
+
+fn group_id() -> u32 {
+    effective_id("Gid:")
+}
+
+fn effective_id(name: &str) -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let ids = status.lines().find_map(|line| line.strip_prefix(name));
     ids.and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
 }
 
 impl File {
     /// Every `auto` worked out.
     pub fn resolve(self, machine: &Machine) -> Result<Settings, ConfigError> {
-        let Self { lanes, pin, listen, store, limits, timers, native, rpc, log } = self;
+        let Self { lanes, pin, listen, store, limits, timers, native, rpc, nfs, log } = self;
         let memory_bytes = match store.memory {
             Auto::Set(size) => size.0,
             Auto::Auto => {
@@ -401,6 +447,7 @@ impl File {
                 unix: listen.unix,
                 native: listen.native,
                 rpc: listen.rpc,
+                nfs_tcp: listen.nfs_tcp,
                 admin: listen.admin.into_option(),
             },
             store: StoreConfig {
@@ -427,6 +474,7 @@ impl File {
             },
             native: native.resolve()?,
             rpc: rpc.resolve()?,
+            nfs: nfs.resolve(),
             lanes,
             pin,
         };
@@ -436,7 +484,7 @@ impl File {
 
 impl From<&Settings> for File {
     fn from(settings: &Settings) -> Self {
-        let Settings { daemon: Config { listen, store, limits, timers, native, rpc, lanes, pin }, log } = settings;
+        let Settings { daemon: Config { listen, store, limits, timers, native, rpc, nfs, lanes, pin }, log } = settings;
         Self {
             lanes: Auto::Set(*lanes),
             pin: pin.clone(),
@@ -445,6 +493,7 @@ impl From<&Settings> for File {
                 unix: listen.unix.clone(),
                 native: listen.native.clone(),
                 rpc: listen.rpc.clone(),
+                nfs_tcp: listen.nfs_tcp.clone(),
                 admin: listen.admin.into(),
             },
             store: StoreSection {
@@ -487,6 +536,13 @@ impl From<&Settings> for File {
                 connections_max: rpc.connections_max,
                 allow: rpc.allow.clone(),
                 rpcbind: rpc.rpcbind.as_ref().map(|path| path.display().to_string()).into(),
+            },
+            nfs: NfsSection {
+                allow: nfs.allow.clone(),
+                root_squash: nfs.root_squash,
+                uid: Auto::Set(nfs.uid),
+                gid: Auto::Set(nfs.gid),
+                fsid: nfs.fsid,
             },
             log: LogSection { level: log.level.clone(), format: log.format },
         }

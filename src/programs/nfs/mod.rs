@@ -13,13 +13,16 @@
 
 pub mod bulk;
 pub mod directory;
+pub mod export;
 pub mod files;
 pub mod reply;
 pub mod request;
+pub mod session;
 pub mod types;
 
 pub use bulk::Bulk;
 pub use directory::{DirectoryPage, Entry, EntryPlus, Listing, PlusPage};
+pub use export::{Client, Executed, Export, Rules};
 pub use files::FileSystem;
 pub use reply::{
     Accessible, Created, Failure, FsInfo, FsStat, Linked, Looked, Outcome, PathConf, ReadDone, ReadLinkDone, Renamed,
