@@ -32,10 +32,12 @@ mod putting;
 #[cfg(test)]
 mod tests;
 
-use super::put::PutId;
-use super::session::Session;
-use super::{CALL_BYTES_MAX, PUT_BYTES_MAX};
+pub(in crate::programs) use dispatching::denial_of;
+
 use crate::metrics::Metrics;
+use crate::programs::bulkhead::put::PutId;
+use crate::programs::bulkhead::session::Session;
+use crate::programs::bulkhead::{CALL_BYTES_MAX, PUT_BYTES_MAX};
 use crate::store::Store;
 use crate::store::claims::{Claim, Revoker};
 use crate::store::draft::Want;
@@ -75,7 +77,7 @@ impl Shared {
         self.duplicates().handle_rdma_failed(peer, call);
     }
 
-    fn duplicates(&self) -> MutexGuard<'_, DuplicateCache> {
+    pub(in crate::programs) fn duplicates(&self) -> MutexGuard<'_, DuplicateCache> {
         self.duplicates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
