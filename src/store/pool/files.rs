@@ -93,7 +93,10 @@ impl PoolFiles {
         self.grow_with(&|file, bytes| sys::preallocate(file, bytes))
     }
 
-    pub(super) fn grow_with(&self, preallocate: &dyn Fn(&File, u64) -> io::Result<()>) -> Result<Option<Grown>, PoolError> {
+    pub(super) fn grow_with(
+        &self,
+        preallocate: &dyn Fn(&File, u64) -> io::Result<()>,
+    ) -> Result<Option<Grown>, PoolError> {
         let mut next_number = self.next_number.lock().unwrap_or_else(PoisonError::into_inner);
         let allocated_bytes = self.allocated_bytes();
         let Ok(index) = u16::try_from(self.file_count()) else { return Ok(None) };

@@ -414,7 +414,8 @@ fn a_read_of_more_than_the_buffers_there_are_leaves_as_they_come() {
     assert_eq!(server.staging.available(), STAGING_COUNT);
     // And where a lane has one buffer for all, each READ gets it in its turn.
     server.make_cold();
-    let records = [read_call(2, file, 0, 600_000), read_call(3, file, 700_000, 600_000)].map(|call| marked(&call)).concat();
+    let records =
+        [read_call(2, file, 0, 600_000), read_call(3, file, 700_000, 600_000)].map(|call| marked(&call)).concat();
     peer.feed(&records, usize::MAX);
     for _ in 0..1000 {
         while peer.send(100_000) > 0 {}
@@ -441,7 +442,8 @@ fn no_more_calls_are_read_while_much_waits_to_leave() {
     let data = octets(3, 8 << 20);
     let file = filled(&server, b"f", &data);
     let mut peer = server.connect();
-    let reads: Vec<u8> = (0..100).flat_map(|xid| marked(&read_call(xid, file, u64::from(xid % 8) << 20, 1 << 20))).collect();
+    let reads: Vec<u8> =
+        (0..100).flat_map(|xid| marked(&read_call(xid, file, u64::from(xid % 8) << 20, 1 << 20))).collect();
     let fed = peer.feed(&reads, 200);
     assert!(fed < reads.len() / 10, "{fed} octets were taken");
     let mut fed = fed;
@@ -531,7 +533,8 @@ fn a_write_without_space_is_answered_and_its_data_is_skipped() {
     }
     let mut peer = server.connect();
     let stream =
-        [marked(&write_call(1, file, 0, &octets(1, 300_000), Stable::Unstable)), marked(&getattr_call(2, file))].concat();
+        [marked(&write_call(1, file, 0, &octets(1, 300_000), Stable::Unstable)), marked(&getattr_call(2, file))]
+            .concat();
     let mut fed = 0;
     for _ in 0..100 {
         fed += peer.feed(&stream[fed..], usize::MAX);
