@@ -7,7 +7,7 @@
 #![no_main]
 
 use bulkhead::metrics::Metrics;
-use bulkhead::programs::bulkhead::service::{Output, PlaceSource, Repost, Service, Shared, Surroundings, Terms};
+use bulkhead::programs::service::{Output, PlaceSource, Repost, Service, Shared, Surroundings, Terms};
 use bulkhead::programs::bulkhead::{
     Deletion, GetRequest, Item, Key, ListRequest, Put, PutMore, RangeOf, Request, StatRequest,
 };

@@ -28,7 +28,7 @@ use crate::fabric::{
     Address, Attributes, Cause, Completion, ConnectRequest, FabricError, LocalBuf, QpNum, QueuePair, Status,
 };
 use crate::metrics::{FabricCounts, Metrics};
-use crate::programs::bulkhead::service::{Output, PlaceSource, Repost, Service, Shared, Surroundings, Terms};
+use crate::programs::service::{Output, PlaceSource, Repost, Service, Shared, Surroundings, Terms};
 use crate::store::claims::Revoker;
 use crate::wire::native::egress::ValueId;
 use crate::wire::native::stream::{FillRequest, Piece};

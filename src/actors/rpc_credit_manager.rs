@@ -12,7 +12,7 @@
 use crate::actors::bulk_window::{BulkWindow, SlotsRetired};
 use crate::fabric::{Completion, FabricError, Flags, LocalBuf, PostError, QueuePair, Source, Status, Work};
 use crate::metrics::Metrics;
-use crate::programs::bulkhead::service::Shared;
+use crate::programs::service::Shared;
 use crate::wire::native::window::TxSlot;
 use crate::wire::rpcrdma::duplicate::CallMark;
 use crate::wire::rpcrdma::posts::{Kind, Limits, Posts};

@@ -5,3 +5,4 @@ pub mod mount;
 pub mod nfs;
 pub mod rpc;
 pub mod rpcbind;
+pub mod service;

@@ -16,8 +16,7 @@ pub mod pins;
 pub mod put;
 pub mod request;
 #[cfg(test)]
-mod rig;
-pub mod service;
+pub(super) mod rig;
 pub mod session;
 
 pub use crate::wire::onc_rpc::Item;

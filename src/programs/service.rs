@@ -32,10 +32,10 @@ mod putting;
 #[cfg(test)]
 mod tests;
 
-use super::put::PutId;
-use super::session::Session;
-use super::{CALL_BYTES_MAX, PUT_BYTES_MAX};
 use crate::metrics::Metrics;
+use crate::programs::bulkhead::put::PutId;
+use crate::programs::bulkhead::session::Session;
+use crate::programs::bulkhead::{CALL_BYTES_MAX, PUT_BYTES_MAX};
 use crate::store::Store;
 use crate::store::claims::{Claim, Revoker};
 use crate::store::draft::Want;
