@@ -302,7 +302,8 @@ mod tests {
         let rig = Rig::new(|_| {});
         let lanes: Arc<[_]> = [(Arbiter::current(), rig.lane.clone())].into();
         let (places, registry) = (Arc::new(Semaphore::new(places)), Registry::default());
-        let listener = Listener::new(door, Spoken::Memcache, lanes, places.clone(), registry.clone(), rig.metrics.clone()).start();
+        let listener =
+            Listener::new(door, Spoken::Memcache, lanes, places.clone(), registry.clone(), rig.metrics.clone()).start();
         Gate { rig, listener, places, registry }
     }
 

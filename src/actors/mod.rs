@@ -156,7 +156,8 @@ impl MemorySum {
             arena_bytes: config.store.memory_bytes,
             staging_bytes: config.store.staging_bytes * config.lanes as u64,
             index_bytes: config.store.index_bytes_max,
-            connections_bytes: config.limits.connections_max as u64 * Self::connection_bytes(config) + LONG_LINE_BYTES_MAX,
+            connections_bytes: config.limits.connections_max as u64 * Self::connection_bytes(config)
+                + LONG_LINE_BYTES_MAX,
             native_bytes: config.listen.native.len() as u64 * config.native.connections_max as u64 * native_bytes,
             rpc_bytes: Self::rpc_bytes(config),
             process_bytes: PROCESS_BYTES,

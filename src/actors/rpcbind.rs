@@ -81,10 +81,7 @@ pub fn nfs_services(addresses: &[SocketAddr]) -> (Vec<Service>, Vec<&SocketAddr>
     let (mut services, mut left_out) = (Vec::<Service>::new(), Vec::new());
     for address in addresses {
         let service = |program, version| Service::new(program, version, Transport::Tcp, address);
-        let both = [
-            service(nfs::PROGRAM_NUMBER, nfs::VERSION),
-            service(mount::PROGRAM_NUMBER, mount::VERSION),
-        ];
+        let both = [service(nfs::PROGRAM_NUMBER, nfs::VERSION), service(mount::PROGRAM_NUMBER, mount::VERSION)];
         match services.iter().any(|listed| listed.netid == both[0].netid) {
             true => left_out.push(address),
             false => services.extend(both),
@@ -230,7 +227,8 @@ mod tests {
 
     #[test]
     fn nfs_and_mount_are_registered_at_one_door_of_each_family() {
-        let addresses = ["10.0.0.1:2049", "[::1]:2050", "10.0.0.2:2049"].map(|text| text.parse::<SocketAddr>().unwrap());
+        let addresses =
+            ["10.0.0.1:2049", "[::1]:2050", "10.0.0.2:2049"].map(|text| text.parse::<SocketAddr>().unwrap());
         let (services, left_out) = nfs_services(&addresses);
         let shown: Vec<_> = services.iter().map(Service::to_string).collect();
         assert_eq!(

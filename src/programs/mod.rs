@@ -5,5 +5,5 @@ pub mod mount;
 pub mod nfs;
 pub mod rpc;
 pub mod rpcbind;
-pub mod stream;
 pub mod service;
+pub mod stream;

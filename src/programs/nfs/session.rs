@@ -24,7 +24,6 @@ mod output;
 #[cfg(test)]
 mod tests;
 
-
 pub use output::MESSAGE_BYTES_MAX;
 
 use super::export::{Client, Executed, Export};
@@ -431,12 +430,7 @@ impl Session {
     }
 
     /// Looks for a duplicate of a call that must not be executed twice; its key, if it is executed now.
-    fn admit(
-        &self,
-        header: &CallHeader<'_>,
-        request: &Request<'_>,
-        stream: &[u8],
-    ) -> Result<Option<CallKey>, Answer> {
+    fn admit(&self, header: &CallHeader<'_>, request: &Request<'_>, stream: &[u8]) -> Result<Option<CallKey>, Answer> {
         if !request.has_lasting_effect() {
             return Ok(None);
         }

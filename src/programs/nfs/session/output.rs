@@ -140,7 +140,8 @@ impl Output {
     pub fn read(&mut self, xid: Xid, reading: Reading) {
         let payload: Payload = reading.reply(0).encode(xid);
         let mut parts = payload.parts().iter();
-        let (Some(Part::Bytes(octets)), Some(Part::Item(item)), None) = (parts.next(), parts.next(), parts.next()) else {
+        let (Some(Part::Bytes(octets)), Some(Part::Item(item)), None) = (parts.next(), parts.next(), parts.next())
+        else {
             unreachable!("the data is the last of the results");
         };
         let roundup = roundup_bytes(item.len.into()) as usize;
