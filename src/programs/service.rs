@@ -6,6 +6,7 @@
 //!  handle_message ────────▶ Queued ─▶ Pulling ─┬──────▶ Held ──┐
 //!        └──────────────────────────────────── dispatch ◀──────┘
 //!                                                 │  ├─▶ Waiting (room for a long reply) ─▶ dispatch
+//!                                                 │  ├─▶ Busy (a READ; pins) ─▶ dispatch
 //!                                                 │  └─▶ Twin (it runs on another connection) ─▶ dispatch
 //!           ┌──────────────┬──────────────────────┤
 //!           ▼              ▼                      ▼
@@ -369,6 +370,7 @@ impl<B: AsRef<[u8]>> Service<B> {
     pub fn handle_retry(&mut self, now: Duration) {
         self.is_retry_asked = false;
         self.retry_gets(now);
+        self.retry_reads(now);
         self.retry_writes(now);
     }
 
