@@ -144,6 +144,11 @@ impl Daemon {
         self.address_of("http://")
     }
 
+    /// The first NFS door.
+    pub fn nfs(&self) -> SocketAddr {
+        self.address_of("nfs+tcp://")
+    }
+
     fn address_of(&self, scheme: &str) -> SocketAddr {
         let rest = self.doors.iter().find_map(|door| door.strip_prefix(scheme)).expect("such a door");
         rest.split('/').next().expect("an address").parse().expect("an address and a port")
