@@ -81,7 +81,8 @@ fn a_client_of_another_hand_passes_the_list() {
     assert_eq!(peer.list("").unwrap().len(), 0, "nothing is left");
     drop(peer);
     until("no connection is left", || daemon.metric("bulkhead_nfs_connection_current") == Some(0.0));
-    daemon.assert_nothing_leaks();
+    // Where entries were that are gone is remembered for a while, for whoever lists their directory.
+    daemon.assert_nothing_leaks_but(&["bulkhead_store_index_bytes"]);
 }
 
 #[test]
