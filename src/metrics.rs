@@ -202,8 +202,12 @@ pub struct FabricCounts {
 /// What became of the messages of RPC clients.
 #[derive(Debug, Default)]
 pub struct RpcCallCounts {
-    /// Calls that were executed, by procedure.
+    /// Calls of program `bulkhead` that were executed, by procedure.
     pub procedures: Causes,
+    /// The same of NFS.
+    pub nfs: Causes,
+    /// The same of MOUNT.
+    pub mount: Causes,
     /// RDMA_ERROR, by what was wrong.
     pub refused: Causes,
     /// Replies that say why a call was not executed.

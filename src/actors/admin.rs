@@ -257,8 +257,10 @@ fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
     encode_fabric_counts(page, "native", "a native door", native)?;
     encode_fabric_counts(page, "rpc", "an RPC door", rpc)?;
     encode_fabric_counts(page, "nfs", "an NFS door on TCP", nfs)?;
-    let RpcCallCounts { procedures, refused, denied, dropped, replayed } = rpc_calls;
+    let RpcCallCounts { procedures, nfs, mount, refused, denied, dropped, replayed } = rpc_calls;
     page.family("rpc_calls", "Calls executed", None, "procedure", procedures.list())?;
+    page.family("nfs_calls", "Calls of NFS executed", None, "procedure", nfs.list())?;
+    page.family("mount_calls", "Calls of MOUNT executed", None, "procedure", mount.list())?;
     page.causes("rpc_calls_refused", "Messages answered with RDMA_ERROR", refused.list())?;
     page.causes("rpc_calls_denied", "Calls whose reply says that they were not executed", denied.list())?;
     page.causes("rpc_messages_dropped", "Messages of RPC clients that were not answered", dropped.list())?;

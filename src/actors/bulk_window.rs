@@ -28,7 +28,7 @@ use crate::fabric::region::aligned::ALIGN_BYTES;
 use crate::fabric::staging::StagingBuf;
 use crate::metrics::{CopyCounts, Count};
 use crate::store::Pinned;
-use crate::store::object::Object;
+use crate::store::object::{Object, Range, Run};
 use crate::store::segment::{Content, Segment};
 use crate::wire::native::stream::{FillRequest, Piece};
 use crate::wire::native::window::{FailedFill, Grant, Ticket, TxSlot, TxSlots};
@@ -47,6 +47,8 @@ pub enum Source {
     Held(Arc<Held>),
     /// A value that somebody else keeps pinned.
     Object(Arc<Object>),
+    /// A part of what is no value yet, or no more.
+    Run(Arc<Run>),
     /// What is no value.
     Octets(Arc<Vec<u8>>),
 }
@@ -69,7 +71,15 @@ impl Source {
         match self {
             Self::Held(held) => Some(held.pinned.object()),
             Self::Object(object) => Some(object),
-            Self::Octets(_) => None,
+            Self::Run(_) | Self::Octets(_) => None,
+        }
+    }
+
+    /// Octets that lie in segments.
+    fn range(&self, offset: u64, len: u64) -> Option<Range<'_>> {
+        match self {
+            Self::Run(run) => Some(run.range(offset, len)),
+            _ => self.object().map(|object| object.range(offset, len)),
         }
     }
 }
@@ -85,6 +95,7 @@ impl fmt::Debug for Source {
         match self {
             Self::Held(held) => held.pinned.fmt(f),
             Self::Object(object) => write!(f, "{} octets of a value", object.len()),
+            Self::Run(run) => write!(f, "{} pieces from {} on", run.pieces.len(), run.offset),
             Self::Octets(octets) => write!(f, "{} octets", octets.len()),
         }
     }
@@ -254,7 +265,7 @@ impl BulkWindow {
             memory.octets_mut(0, piece.len as usize).copy_from_slice(&octets[start as usize..end as usize]);
             self.count_copied(|copied| &copied.reply_to_slot, piece.len as usize);
         }
-        for stored in piece.value.object().into_iter().flat_map(|object| object.range(start, end - start)) {
+        for stored in piece.value.range(start, end - start).into_iter().flatten() {
             let (in_segment, len) = (stored.start as usize, stored.len as usize);
             let (place, is_last) = (at, in_segment + len == stored.segment.len() as usize);
             at += len;

@@ -28,7 +28,7 @@ use crate::fabric::{
     Address, Attributes, Cause, Completion, ConnectRequest, FabricError, LocalBuf, QpNum, QueuePair, Status,
 };
 use crate::metrics::{FabricCounts, Metrics};
-use crate::programs::service::{Output, PlaceSource, Repost, Service, Shared, Surroundings, Terms};
+use crate::programs::service::{Nfs, Output, PlaceSource, Repost, Service, Shared, Surroundings, Terms};
 use crate::store::claims::Revoker;
 use crate::wire::native::egress::ValueId;
 use crate::wire::native::stream::{FillRequest, Piece};
@@ -123,11 +123,12 @@ struct Life {
     _admission: Admission,
 }
 
-/// As duplicates are known by: ports change from connection to connection.
+/// As duplicates are known by, and clients of NFS: ports change from connection to connection. Whoever has no address is in this
+/// process.
 fn ip_of(peer: &Address) -> IpAddr {
     match peer {
         Address::Socket(address) => address.ip(),
-        Address::Name(_) => Ipv4Addr::UNSPECIFIED.into(),
+        Address::Name(_) => Ipv4Addr::LOCALHOST.into(),
     }
 }
 
@@ -194,6 +195,11 @@ impl RpcConnection {
                 metrics,
                 shared: lane.config.shared.clone(),
                 peer: ip,
+                nfs: lane
+                    .lane
+                    .exported
+                    .as_ref()
+                    .map(|exported| Nfs { export: exported.export.clone(), client: exported.client(ip) }),
             };
             let terms = Terms {
                 agreed: Agreed::between(peer, own),
@@ -272,6 +278,7 @@ impl RpcConnection {
                 Output::Fill { ticket, source, offset, len, slow } => {
                     let value = match source {
                         PlaceSource::Value(object) => Source::Object(object),
+                        PlaceSource::Run(run) => Source::Run(run),
                         PlaceSource::Octets(octets) => Source::Octets(octets),
                     };
                     let piece = Piece { value, id: ValueId(ticket.0), offset, len };

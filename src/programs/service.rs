@@ -9,7 +9,7 @@
 //!                                                 │  └─▶ Twin (it runs on another connection) ─▶ dispatch
 //!           ┌──────────────┬──────────────────────┤
 //!           ▼              ▼                      ▼
-//!        Getting        Putting                answered at once
+//!        Getting        Putting, Writing       answered at once
 //!     places: Write   Reads: into the draft       │
 //!           │              └─▶ Closing (Reads outstanding)
 //!           └──────────────┬──────────────────────┘
@@ -18,6 +18,9 @@
 //! ```
 //! **Order.** Calls are independent of each other. Within one, RDMA Reads have ended before it is answered, and its Writes
 //! are handed out before its Send. PUT, PUT_MORE and PUT_DROP begin in the order in which they came.
+//!
+//! **Programs.** `bulkhead` is always served, NFS and MOUNT where there is an [`Export`]; GET and READ are one path here, and what
+//! differs between programs is in `request` and `dispatching`.
 //!
 //! **Bounds.** Long calls and long replies are held within a budget each, of which a call takes its share at once and keeps it
 //! until it is answered; octets of values are never held but in buffers that are counted. Whoever waits for pins has neither
@@ -29,8 +32,11 @@ mod dispatching;
 mod getting;
 mod pulling;
 mod putting;
+mod reading;
+mod request;
 #[cfg(test)]
 mod tests;
+mod writing;
 
 pub(in crate::programs) use dispatching::denial_of;
 
@@ -38,10 +44,11 @@ use crate::metrics::Metrics;
 use crate::programs::bulkhead::put::PutId;
 use crate::programs::bulkhead::session::Session;
 use crate::programs::bulkhead::{CALL_BYTES_MAX, PUT_BYTES_MAX};
+use crate::programs::nfs::{Client, Export};
 use crate::store::Store;
 use crate::store::claims::{Claim, Revoker};
 use crate::store::draft::Want;
-use crate::store::object::Object;
+use crate::store::object::{Object, Piece, Range, Run};
 use crate::store::segment::Filling;
 use crate::wire::native::window::Ticket;
 use crate::wire::rpcrdma::duplicate::{Bounds, CallMark, DuplicateCache};
@@ -50,6 +57,7 @@ use crate::wire::rpcrdma::responder::{DropReason, Fault, IncomingCall, Limits, R
 use crate::wire::rpcrdma::{RemoteKey, Xid};
 use call::{Budget, Call, Place, Stage};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::mem;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -109,6 +117,14 @@ pub struct Surroundings {
     pub shared: Arc<Shared>,
     /// The peer, as duplicates are known by.
     pub peer: IpAddr,
+    pub nfs: Option<Nfs>,
+}
+
+/// Where NFS and MOUNT are served: what of, and who the peer is to them.
+#[derive(Clone, Debug)]
+pub struct Nfs {
+    pub export: Arc<Export>,
+    pub client: Client,
 }
 
 /// Where the octets of a place are.
@@ -116,8 +132,25 @@ pub struct Surroundings {
 pub enum PlaceSource {
     /// In a value that stays pinned while its call is served.
     Value(Arc<Object>),
+    /// In a part of a value that is being written, as it was.
+    Run(Arc<Run>),
     /// In the reply itself.
     Octets(Arc<Vec<u8>>),
+}
+
+impl PlaceSource {
+    /// Octets that lie in segments.
+    pub fn range(&self, offset: u64, len: u64) -> Option<Range<'_>> {
+        match self {
+            Self::Value(object) => Some(object.range(offset, len)),
+            Self::Run(run) => Some(run.range(offset, len)),
+            Self::Octets(_) => None,
+        }
+    }
+
+    fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + '_ {
+        self.range(offset, len).into_iter().flatten()
+    }
 }
 
 /// What the owner does next.
@@ -125,7 +158,7 @@ pub enum PlaceSource {
 pub enum Output<B> {
     /// Post an RDMA Read of `len` octets into the start of `buf`; [`Service::handle_read`] follows.
     Read { call: CallMark, number: u64, buf: B, len: u32, key: RemoteKey, address: u64 },
-    /// Fill a slot with `len` octets from `offset` on; [`Service::handle_filled`] or [`Service::handle_failed`] follows,
+    /// Fill a slot with `len` octets from `offset` of the source on, of a run as its value counts; [`Service::handle_filled`] or [`Service::handle_failed`] follows,
     /// unless it is cancelled. `slow` if they may have to come from disk. Tickets count up from zero.
     Fill { ticket: Ticket, source: PlaceSource, offset: u64, len: u32, slow: bool },
     /// The slot of a place is not wanted any more; if it is filled all the same, it is free.
@@ -336,6 +369,22 @@ impl<B: AsRef<[u8]>> Service<B> {
     pub fn handle_retry(&mut self, now: Duration) {
         self.is_retry_asked = false;
         self.retry_gets(now);
+        self.retry_writes(now);
+    }
+
+    /// Tries again once something came free.
+    fn ask_retry(&mut self) {
+        if !mem::replace(&mut self.is_retry_asked, true) {
+            self.outputs.push_back(Output::Retry);
+        }
+    }
+
+    /// Calls of which that is true, in the order in which they came.
+    fn calls_that(&self, is_meant: impl Fn(&Call<B>) -> bool) -> Vec<Xid> {
+        let mut calls: Vec<(u64, Xid)> =
+            self.calls.iter().filter(|(_, call)| is_meant(call)).map(|(xid, call)| (call.number, *xid)).collect();
+        calls.sort_unstable_by_key(|(number, _)| *number);
+        calls.into_iter().map(|(_, xid)| xid).collect()
     }
 
     /// The answer to the oldest [`Output::Reserve`].

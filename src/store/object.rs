@@ -78,6 +78,27 @@ impl Iterator for Range<'_> {
     }
 }
 
+/// Consecutive octets of something that is no object, as pieces.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Where the first octet is in the value that they are of.
+    pub offset: u64,
+    pub pieces: Vec<Piece>,
+}
+
+impl Run {
+    /// The octets from `offset` of the value on, `len` at most; fewer where the run ends before.
+    ///
+    /// # Panics
+    /// If the run begins behind `offset`.
+    pub fn range(&self, offset: u64, len: u64) -> Range<'_> {
+        assert!(offset >= self.offset, "{offset} is before {}", self.offset);
+        let bytes: u64 = self.pieces.iter().map(|piece| u64::from(piece.len)).sum();
+        let skip = offset - self.offset;
+        Range { pieces: self.pieces.iter(), skip, left: len.min(bytes.saturating_sub(skip)) }
+    }
+}
+
 /// One version of one value. Only its expiry, its counters and where its segments lie ever change.
 #[derive(Debug)]
 pub struct Object {

@@ -3,6 +3,7 @@
 use super::PlaceSource;
 use super::getting::Getting;
 use super::putting::Putting;
+use super::writing::Writing;
 use crate::programs::bulkhead::put::PutId;
 use crate::wire::onc_rpc::Payload;
 use crate::wire::rpcrdma::RemoteKey;
@@ -64,6 +65,7 @@ pub(super) enum Stage<B> {
     Dispatched,
     Getting(Getting),
     Putting(Putting<B>),
+    Writing(Writing<B>),
     /// Its answer waits for RDMA Reads that nobody needs.
     Closing(Payload),
     Answering(Answering),
@@ -144,6 +146,7 @@ pub(super) enum Next {
     Done,
     Keep,
     Run(PutId),
+    Write,
 }
 
 impl<B> Stage<B> {
@@ -151,6 +154,7 @@ impl<B> Stage<B> {
         match self {
             Self::Pulling { pull, .. } => Some(pull),
             Self::Putting(putting) => putting.pull.as_mut(),
+            Self::Writing(writing) => writing.pull_mut(),
             _ => None,
         }
     }

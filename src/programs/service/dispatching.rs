@@ -1,12 +1,14 @@
 //! From a payload stream to what is done about it.
 
 use super::Service;
-use super::call::{Call, Next, Stage};
-use crate::programs::bulkhead::request::Request;
+use super::call::{Next, Stage};
+use super::request::Request;
+use super::writing::Writing;
 use crate::programs::bulkhead::session::Executed;
-use crate::programs::bulkhead::{LIST_BYTES_MAX, PROGRAM, Put, PutMore};
-use crate::programs::rpc::{self, Arguments, Data, Reduced};
-use crate::wire::onc_rpc::{AcceptStatus, CallHeader, PayloadWriter, Reply, ReplyHeader};
+use crate::programs::bulkhead::{self, LIST_BYTES_MAX, Put, PutMore};
+use crate::programs::rpc::{self, Arguments, Data, Program, Reduced};
+use crate::programs::{mount, nfs};
+use crate::wire::onc_rpc::{AcceptStatus, CallHeader, Credential, PayloadWriter, Reply, ReplyHeader};
 use crate::wire::rpcrdma::Xid;
 use crate::wire::rpcrdma::chunk::ReadChunk;
 use crate::wire::rpcrdma::duplicate::{Admission, CallKey, arguments_checksum};
@@ -15,7 +17,11 @@ use std::mem;
 use std::ops::Range;
 use std::time::Duration;
 
-/// What is left of the room for long replies beside the entries of a LIST.
+/// Programs that are served where there is no export.
+static ALONE: [&Program; 1] = [&bulkhead::PROGRAM];
+static WITH_NFS: [&Program; 3] = [&bulkhead::PROGRAM, &nfs::PROGRAM, &mount::PROGRAM];
+
+/// What is left of the room for long replies beside the entries of a LIST or a directory.
 const LIST_REST_BYTES: u64 = 4096;
 /// Before a call is looked for again that runs on another connection.
 const TWIN_PAUSE: Duration = Duration::from_millis(5);
@@ -31,18 +37,21 @@ impl<B: AsRef<[u8]>> Service<B> {
         let next = self.execute(xid, Arguments { stream: &stream, chunks: &chunks }, now);
         match (next, self.calls.get_mut(&xid)) {
             (Next::Done, Some(call)) => self.long_calls.give_back(&mut call.held_call),
-            (Next::Keep | Next::Run(_), Some(call)) => call.stream = stream,
+            (Next::Keep | Next::Run(_) | Next::Write, Some(call)) => call.stream = stream,
             (_, None) => {}
         }
         self.begin_long();
         self.handle_dispatched(xid, now);
-        if let Next::Run(id) = next {
-            self.run(id);
+        match next {
+            Next::Run(id) => self.run(id),
+            Next::Write => self.begin_write(xid, now),
+            Next::Done | Next::Keep => {}
         }
     }
 
     pub(super) fn execute(&mut self, xid: Xid, arguments: Arguments<'_>, now: Duration) -> Next {
-        let call = match rpc::accept(&[&PROGRAM], arguments) {
+        let programs: &[&Program] = if self.around.nfs.is_some() { &WITH_NFS } else { &ALONE };
+        let call = match rpc::accept(programs, arguments) {
             Ok(call) => call,
             Err(rpc::Refusal::Silence) => {
                 self.around.metrics.rpc_calls.dropped.add("not_a_call");
@@ -60,7 +69,7 @@ impl<B: AsRef<[u8]>> Service<B> {
                 return Next::Done;
             }
         };
-        let (header, name) = (call.header, call.procedure.name);
+        let (header, program, name) = (call.header, call.program.number, call.procedure.name);
         let request = match Request::parse(call) {
             Ok(request) => request,
             Err(fault) if fault.is_chunk_error() => {
@@ -75,8 +84,7 @@ impl<B: AsRef<[u8]>> Service<B> {
             }
         };
         let Some(call) = self.calls.get(&xid) else { return Next::Done };
-        let is_of_draft = matches!(request, Request::Put(_) | Request::PutMore(_) | Request::PutDrop { .. });
-        if is_of_draft && self.is_behind_long(call.number) {
+        if request.is_of_draft() && self.is_behind_long(call.number) {
             self.held.insert(call.number, xid);
             self.set_stage(xid, Stage::Held);
             return Next::Keep;
@@ -85,25 +93,43 @@ impl<B: AsRef<[u8]>> Service<B> {
             return Next::Keep;
         }
         if request.has_lasting_effect()
-            && let Err(next) = self.admit(xid, &header, arguments.stream, inline_item(&request), now)
+            && let Err(next) = self.admit(xid, &header, arguments.stream, request.inline_item(), now)
         {
             if matches!(next, Next::Done) {
-                self.around.metrics.rpc_calls.procedures.add(name);
+                self.count(program, name);
             }
             return next;
         }
-        self.around.metrics.rpc_calls.procedures.add(name);
-        self.execute_request(xid, request, now)
+        self.count(program, name);
+        match request {
+            Request::Bulkhead(request) => self.execute_bulkhead(xid, request, now),
+            Request::Nfs(request) => {
+                // NULL is answered whatever it says.
+                let credential = header.credential.credential().unwrap_or(Credential::None);
+                self.execute_nfs(xid, &credential, request, now)
+            }
+            Request::Mount(request) => self.execute_mount(xid, &request),
+        }
     }
 
-    /// Room for the longest answer there can be, unless that fits a message. That of a GET is taken when its ranges are found:
-    /// whoever has room waits for no pins.
+    fn count(&self, program: u32, procedure: &'static str) {
+        let counts = &self.around.metrics.rpc_calls;
+        let procedures = match program {
+            nfs::PROGRAM_NUMBER => &counts.nfs,
+            mount::PROGRAM_NUMBER => &counts.mount,
+            _ => &counts.procedures,
+        };
+        procedures.add(procedure);
+    }
+
+    /// Room for the longest answer there can be, unless that fits a message. That of a GET or READ is taken when its ranges are
+    /// found: whoever has room waits for no pins.
     pub(super) fn has_room_for_reply(&mut self, xid: Xid, request: &Request<'_>) -> bool {
-        if matches!(request, Request::Get(_)) {
+        if request.is_read() {
             return true;
         }
         let Some(call) = self.calls.get_mut(&xid) else { return false };
-        let mut need = request.expectation().reduced_bytes_max();
+        let mut need = request.reply_bytes_max();
         if need <= self.terms.agreed.reply_inline_bytes.into() || call.held_reply > 0 {
             return true;
         }
@@ -184,18 +210,58 @@ impl<B: AsRef<[u8]>> Service<B> {
 
     /// Looks again for what became of first copies.
     pub(super) fn retry_twins(&mut self, now: Duration) {
-        let is_due = |call: &Call<B>| matches!(call.stage, Stage::Twin { again_at } if again_at <= now);
-        let mut due: Vec<Xid> = self.calls.iter().filter(|(_, call)| is_due(call)).map(|(xid, _)| *xid).collect();
-        due.sort_unstable_by_key(|xid| self.calls.get(xid).map(|call| call.number));
-        for xid in due {
+        for xid in self.calls_that(|call| matches!(call.stage, Stage::Twin { again_at } if again_at <= now)) {
             self.dispatch(xid, now);
         }
     }
 
-    pub(super) fn execute_request(&mut self, xid: Xid, mut request: Request<'_>, now: Duration) -> Next {
-        if let Request::List(list) = &mut request {
-            let room = self.long_replies.max.saturating_sub(LIST_REST_BYTES).min(LIST_BYTES_MAX.into());
-            list.bytes = list.bytes.min(room as u32);
+    /// Octets of entries that there is room for in any reply.
+    fn listing_bytes_max(&self) -> u32 {
+        self.long_replies.max.saturating_sub(LIST_REST_BYTES).min(LIST_BYTES_MAX.into()) as u32
+    }
+
+    fn execute_nfs(
+        &mut self,
+        xid: Xid,
+        credential: &Credential<'_>,
+        mut request: nfs::Request<'_>,
+        now: Duration,
+    ) -> Next {
+        let Some(nfs) = &self.around.nfs else { return Next::Done };
+        let bytes_max = self.listing_bytes_max();
+        let mut offset = 0;
+        match &mut request {
+            nfs::Request::ReadDir(read) => read.count = read.count.min(bytes_max),
+            nfs::Request::ReadDirPlus(read) => read.maxcount = read.maxcount.min(bytes_max),
+            nfs::Request::Read(read) => offset = read.offset,
+            _ => {}
+        }
+        match nfs.export.execute(&nfs.client, credential, &request) {
+            nfs::Executed::Reply(reply) => {
+                self.answer(xid, reply.encode(xid));
+                Next::Done
+            }
+            nfs::Executed::Read(reading) => {
+                self.begin_read(xid, reading, offset, now);
+                Next::Done
+            }
+            nfs::Executed::Write { writing, data, stable } => {
+                self.set_stage(xid, Stage::Writing(Writing::new(writing, data, stable)));
+                Next::Write
+            }
+        }
+    }
+
+    fn execute_mount(&mut self, xid: Xid, request: &mount::Request<'_>) -> Next {
+        let Some(nfs) = &self.around.nfs else { return Next::Done };
+        let reply = nfs.export.execute_mount(&nfs.client, request);
+        self.answer(xid, reply.encode(xid));
+        Next::Done
+    }
+
+    fn execute_bulkhead(&mut self, xid: Xid, mut request: bulkhead::Request<'_, Data>, now: Duration) -> Next {
+        if let bulkhead::Request::List(list) = &mut request {
+            list.bytes = list.bytes.min(self.listing_bytes_max());
         }
         match self.session.execute(xid, &request, &self.around.store) {
             Executed::Answer(answer) => {
@@ -207,7 +273,9 @@ impl<B: AsRef<[u8]>> Service<B> {
                 Next::Done
             }
             Executed::Put(id) => {
-                let (Request::Put(Put { data, .. }) | Request::PutMore(PutMore { data, .. })) = request else {
+                let (bulkhead::Request::Put(Put { data, .. }) | bulkhead::Request::PutMore(PutMore { data, .. })) =
+                    request
+                else {
                     unreachable!("values come with nothing else");
                 };
                 self.begin_span(xid, id, data);
@@ -218,15 +286,6 @@ impl<B: AsRef<[u8]>> Service<B> {
                 Next::Run(id)
             }
         }
-    }
-}
-
-/// Where in the stream the item is that could as well be in a chunk.
-fn inline_item(request: &Request<'_>) -> Option<Range<usize>> {
-    match request {
-        Request::Put(Put { data: Data::Inline(range), .. })
-        | Request::PutMore(PutMore { data: Data::Inline(range), .. }) => Some(range.clone()),
-        _ => None,
     }
 }
 

@@ -1,9 +1,10 @@
-//! GET: octets to write chunks as they come, those without a chunk into the reply.
+//! GET and READ: octets to write chunks as they come, those without a chunk into the reply.
 
 use super::call::{Call, Found, Place, Stage, Target};
+use super::reading::{Ranges, Read};
 use super::{Output, PlaceSource, Service};
 use crate::programs::bulkhead::get::Get;
-use crate::store::Pinned;
+use crate::programs::nfs::files::Reading;
 use crate::store::segment::Content;
 use crate::wire::native::window::Ticket;
 use crate::wire::rpcrdma::Xid;
@@ -13,10 +14,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A GET between its call and its answer.
+/// A GET or READ between its call and its answer.
 #[derive(Debug)]
 pub(super) struct Getting {
-    get: Get,
+    ranges: Ranges,
     deadline: Option<Duration>,
     /// Since when it waits for what other readers hold.
     busy_since: Option<Duration>,
@@ -30,8 +31,8 @@ pub(super) struct Getting {
 }
 
 /// Whether any of these octets are on disk alone.
-fn is_slow(pinned: &Pinned, offset: u64, len: u64) -> bool {
-    pinned.object().range(offset, len).any(|piece| !piece.segment.is_resident())
+fn is_slow(source: &PlaceSource, offset: u64, len: u64) -> bool {
+    source.pieces(offset, len).any(|piece| !piece.segment.is_resident())
 }
 
 impl Getting {
@@ -61,7 +62,7 @@ impl Getting {
                 self.writes.pop_front();
                 continue;
             };
-            let Some((pinned, range)) = self.get.reading(*token as usize) else {
+            let Some((source, range)) = self.ranges.reading(*token) else {
                 self.writes.pop_front();
                 continue;
             };
@@ -70,8 +71,7 @@ impl Getting {
             let count = (*len).min(window - offset % window);
             // A range has at most 2^32 - 1 octets.
             let to = Target::Push { token, start: at as u32, key: write.handle, address: write.offset };
-            let source = PlaceSource::Value(pinned.object().clone());
-            let slow = is_slow(pinned, offset, count);
+            let slow = is_slow(&source, offset, count);
             *start += count;
             *len -= count;
             write.offset += count;
@@ -81,15 +81,14 @@ impl Getting {
             return Some(Found { to, source, offset, len: count as u32, slow });
         }
         while let Some((token, rest)) = self.gathers.front_mut() {
-            let Some((pinned, range)) = self.get.reading(*token as usize) else {
+            let Some((source, range)) = self.ranges.reading(*token) else {
                 self.gathers.pop_front();
                 continue;
             };
             let (token, at) = (*token, rest.start);
             let offset = range.start + u64::from(at);
             let count = u64::from(rest.end - at).min(window - offset % window) as u32;
-            let source = PlaceSource::Value(pinned.object().clone());
-            let slow = is_slow(pinned, offset, count.into());
+            let slow = is_slow(&source, offset, count.into());
             rest.start += count;
             if rest.start == rest.end {
                 self.gathers.pop_front();
@@ -101,10 +100,10 @@ impl Getting {
 }
 
 /// The octets of a range, if all are in RAM.
-fn octets_in_ram(pinned: &Pinned, range: &Range<u64>) -> Option<Vec<u8>> {
+fn octets_in_ram(source: &PlaceSource, range: &Range<u64>) -> Option<Vec<u8>> {
     let len = range.end - range.start;
     let mut octets = Vec::with_capacity(len as usize);
-    for piece in pinned.object().range(range.start, len) {
+    for piece in source.pieces(range.start, len) {
         let Content::Ram(ram) = piece.segment.content() else { return None };
         octets.extend_from_slice(piece.octets(&ram));
     }
@@ -113,10 +112,20 @@ fn octets_in_ram(pinned: &Pinned, range: &Range<u64>) -> Option<Vec<u8>> {
 
 impl<B: AsRef<[u8]>> Service<B> {
     pub(super) fn begin_get(&mut self, xid: Xid, get: Get, now: Duration) {
+        self.begin_ranges(xid, Ranges::Get(get), now);
+    }
+
+    /// Octets from `offset` of a file on.
+    pub(super) fn begin_read(&mut self, xid: Xid, reading: Reading, offset: u64, now: Duration) {
+        self.begin_ranges(xid, Ranges::Read(Read::new(reading, offset)), now);
+    }
+
+    fn begin_ranges(&mut self, xid: Xid, ranges: Ranges, now: Duration) {
         let Some(call) = self.calls.get(&xid) else { return };
-        let deadline = (get.deadline_us() > 0).then(|| call.came + Duration::from_micros(get.deadline_us().into()));
+        let deadline_us = ranges.deadline_us();
+        let deadline = (deadline_us > 0).then(|| call.came + Duration::from_micros(deadline_us.into()));
         let getting = Getting {
-            get,
+            ranges,
             deadline,
             busy_since: None,
             need: 0,
@@ -132,16 +141,14 @@ impl<B: AsRef<[u8]>> Service<B> {
     fn find_ranges(&mut self, xid: Xid, now: Duration) {
         let reserve_wait = self.terms.reserve_wait;
         let Some(getting) = self.getting(xid) else { return };
-        if getting.get.is_busy() {
-            let holds = (0..getting.get.len()).any(|index| getting.get.reading(index).is_some());
+        let ranges = &mut getting.ranges;
+        if ranges.is_busy() {
+            let holds = (0..ranges.len() as u32).any(|index| ranges.reading(index).is_some());
             let since = *getting.busy_since.get_or_insert(now);
             if !holds && now.saturating_sub(since) < reserve_wait {
-                if !std::mem::replace(&mut self.is_retry_asked, true) {
-                    self.outputs.push_back(Output::Retry);
-                }
-                return;
+                return self.ask_retry();
             }
-            getting.get.give_up();
+            ranges.give_up();
         }
         getting.busy_since = None;
         self.find_places(xid);
@@ -159,7 +166,7 @@ impl<B: AsRef<[u8]>> Service<B> {
         let Some(Call { stage: Stage::Getting(getting), offer, held_reply, .. }) = self.calls.get_mut(&xid) else {
             return;
         };
-        let preview = match self.responder.preview_reply(xid, &getting.get.answer().encode(xid)) {
+        let preview = match self.responder.preview_reply(xid, &getting.ranges.answer(xid)) {
             Ok(preview) => preview,
             Err(fault) => return self.refuse(xid, fault),
         };
@@ -168,8 +175,8 @@ impl<B: AsRef<[u8]>> Service<B> {
         getting.writes = preview.writes.into_iter().filter(is_pushed).collect();
         // All but the octets of values, and those of ranges that have no chunk.
         let mut bytes = preview.octets.len() as u64;
-        for token in (0..getting.get.len() as u32).filter(|token| !has_chunk(*token)) {
-            if let Some((_, range)) = getting.get.reading(token as usize) {
+        for token in (0..getting.ranges.len() as u32).filter(|token| !has_chunk(*token)) {
+            if let Some((_, range)) = getting.ranges.reading(token) {
                 bytes += range.end - range.start;
                 getting.gathers.push_back((token, 0..0));
             }
@@ -196,12 +203,12 @@ impl<B: AsRef<[u8]>> Service<B> {
         let Some(getting) = self.getting(xid) else { return };
         getting.need = 0;
         for (token, _) in std::mem::take(&mut getting.gathers) {
-            let Some((pinned, range)) = getting.get.reading(token as usize) else { continue };
+            let Some((source, range)) = getting.ranges.reading(token) else { continue };
             // A range has at most 2^32 - 1 octets.
             let len = (range.end - range.start) as u32;
-            if let Some(octets) = octets_in_ram(pinned, &range) {
+            if let Some(octets) = octets_in_ram(&source, &range) {
                 copied.arena_to_reply.add(octets.len() as u64);
-                getting.get.handle_piece(token as usize, 0, &octets);
+                getting.ranges.handle_piece(token, 0, &octets);
                 getting.gathered.insert(token, Arc::new(octets));
             } else {
                 getting.gathered.insert(token, Arc::new(vec![0; len as usize]));
@@ -216,7 +223,7 @@ impl<B: AsRef<[u8]>> Service<B> {
     /// Octets of a range are where they have to be.
     pub(super) fn handle_piece(&mut self, xid: Xid, token: u32, start: u32, octets: &[u8]) {
         if let Some(getting) = self.getting(xid) {
-            getting.get.handle_piece(token as usize, start, octets);
+            getting.ranges.handle_piece(token, start, octets);
             self.finish_get(xid);
         }
     }
@@ -224,7 +231,7 @@ impl<B: AsRef<[u8]>> Service<B> {
     /// Octets of a range are lost.
     pub(super) fn handle_lost(&mut self, xid: Xid, token: u32) {
         if let Some(getting) = self.getting(xid) {
-            getting.get.handle_failure(token as usize);
+            getting.ranges.handle_failure(token);
             self.cancel(|place| place.call.xid == xid && place.to.token() == Some(token));
             self.finish_get(xid);
         }
@@ -243,11 +250,11 @@ impl<B: AsRef<[u8]>> Service<B> {
 
     /// Answers if nothing is left to read. False if something is.
     fn finish_get(&mut self, xid: Xid) -> bool {
-        let Some(getting) = self.getting(xid).filter(|getting| getting.get.is_done()) else { return false };
+        let Some(getting) = self.getting(xid).filter(|getting| getting.ranges.is_done()) else { return false };
         getting.writes.clear();
         getting.gathers.clear();
         getting.deadline = None;
-        let payload = getting.get.answer().encode(xid);
+        let payload = getting.ranges.answer(xid);
         // Nothing of it is written after its Send.
         self.cancel(|place| place.call.xid == xid);
         self.waiting.retain(|waiting| *waiting != xid);
@@ -257,11 +264,9 @@ impl<B: AsRef<[u8]>> Service<B> {
 
     pub(super) fn handle_get_times(&mut self, now: Duration) {
         let is_late = |call: &Call<B>| call.stage.deadline().is_some_and(|deadline| deadline <= now);
-        let mut late: Vec<Xid> = self.calls.iter().filter(|(_, call)| is_late(call)).map(|(xid, _)| *xid).collect();
-        late.sort_unstable_by_key(|xid| self.calls.get(xid).map(|call| call.number));
-        for xid in late {
+        for xid in self.calls_that(is_late) {
             if let Some(getting) = self.getting(xid) {
-                getting.get.handle_deadline();
+                getting.ranges.handle_deadline();
                 self.finish_get(xid);
             }
         }
@@ -269,12 +274,10 @@ impl<B: AsRef<[u8]>> Service<B> {
 
     pub(super) fn retry_gets(&mut self, now: Duration) {
         let is_busy = |call: &Call<B>| matches!(&call.stage, Stage::Getting(Getting { busy_since: Some(_), .. }));
-        let mut busy: Vec<Xid> = self.calls.iter().filter(|(_, call)| is_busy(call)).map(|(xid, _)| *xid).collect();
-        busy.sort_unstable_by_key(|xid| self.calls.get(xid).map(|call| call.number));
-        for xid in busy {
+        for xid in self.calls_that(is_busy) {
             let store = self.around.store.clone();
             if let Some(getting) = self.getting(xid) {
-                getting.get.handle_retry(&store);
+                getting.ranges.handle_retry(&store);
                 self.find_ranges(xid, now);
             }
         }

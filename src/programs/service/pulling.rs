@@ -83,6 +83,14 @@ impl<B: AsRef<[u8]>> Service<B> {
                     self.free.push(buf);
                 }
             }
+            Stage::Writing(writing) => {
+                if let Some(pull) = writing.pull_mut() {
+                    pull.handle_arrived(number, buf);
+                    self.write(xid, now);
+                } else {
+                    self.free.push(buf);
+                }
+            }
             _ => {
                 self.free.push(buf);
                 self.close(xid);

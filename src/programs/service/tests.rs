@@ -1,5 +1,7 @@
 //! A service whose peer's memory is a table, and whose owner does at once, or not, what it is told.
 
+mod nfs;
+
 use super::*;
 use crate::programs::bulkhead::answer::Expectation;
 use crate::programs::bulkhead::request::{GetRequest, Key, RangeOf, Request, StatRequest};
@@ -66,9 +68,13 @@ impl Bench {
     }
 
     fn of(store: Store, shared: Arc<Shared>, terms: Terms, buffers: usize) -> Self {
+        Self::with(store, shared, terms, buffers, None)
+    }
+
+    fn with(store: Store, shared: Arc<Shared>, terms: Terms, buffers: usize, nfs: Option<Nfs>) -> Self {
         let metrics = Arc::new(Metrics::default());
         let peer = IpAddr::from([192, 0, 2, 1]);
-        let around = Surroundings { store: store.clone(), metrics: metrics.clone(), shared, peer };
+        let around = Surroundings { store: store.clone(), metrics: metrics.clone(), shared, peer, nfs };
         let free = vec![vec![0; WINDOW as usize]; buffers];
         Self {
             service: Service::new(around, Arc::new(|| ()), terms, free),
@@ -134,19 +140,18 @@ impl Bench {
                 self.reads.push_back((xid, number, buf));
             }
             Output::Fill { ticket, source, offset, len, .. } => {
-                let all = match source {
-                    PlaceSource::Octets(octets) => octets.to_vec(),
-                    PlaceSource::Value(object) => object
-                        .pieces()
-                        .iter()
+                let octets = match &source {
+                    PlaceSource::Octets(octets) => octets[offset as usize..][..len as usize].to_vec(),
+                    PlaceSource::Value(_) | PlaceSource::Run(_) => source
+                        .pieces(offset, len.into())
                         .flat_map(|piece| match piece.segment.content() {
                             Content::Ram(ram) => piece.octets(&ram).to_vec(),
                             other => panic!("{other:?}"),
                         })
                         .collect(),
                 };
-                assert!(len <= WINDOW);
-                self.fills.push_back((ticket, all[offset as usize..][..len as usize].to_vec()));
+                assert!(len <= WINDOW && octets.len() == len as usize);
+                self.fills.push_back((ticket, octets));
             }
             Output::Cancel(ticket) => assert!(!self.slots.contains_key(&ticket), "it is filled"),
             Output::Retire(ticket) => _ = self.slots.remove(&ticket).expect("a filled slot"),
@@ -241,17 +246,20 @@ impl Bench {
     }
 
     fn answer(&self, xid: u32, expectation: &Expectation) -> Answer {
+        let (stream, chunks) = self.replied(xid);
+        expectation.decode(&stream, &chunks).unwrap().1
+    }
+
+    /// The stream of a reply, and the octets in each write chunk.
+    fn replied(&self, xid: u32) -> (Vec<u8>, Vec<Option<u64>>) {
         let Ok(Message::Transport(reply)) = Message::decode(self.reply(xid)) else { panic!("an error") };
-        let chunks: Vec<_> =
-            reply.writes.chunks().map(|chunk| (chunk.segment_count() > 0).then(|| chunk.len())).collect();
+        let chunks = reply.writes.chunks().map(|chunk| (chunk.segment_count() > 0).then(|| chunk.len())).collect();
+        let written = |segment: Segment| &self.memory[&segment.handle.0][..segment.length as usize];
         let stream = match reply.placement {
             Placement::Inline => reply.payload.to_vec(),
-            Placement::Chunk => {
-                let segment = reply.reply.unwrap().segments().next().unwrap();
-                self.memory[&segment.handle.0][..segment.length as usize].to_vec()
-            }
+            Placement::Chunk => reply.reply.unwrap().segments().flat_map(written).copied().collect(),
         };
-        expectation.decode(&stream, &chunks).unwrap().1
+        (stream, chunks)
     }
 
     fn put_result(&self, xid: u32) -> PutResult {

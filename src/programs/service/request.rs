@@ -1,0 +1,70 @@
+//! A call of any program that is served here.
+
+use crate::programs::bulkhead::{self, Put, PutMore};
+use crate::programs::rpc::{ArgumentFault, Call, Data};
+use crate::programs::{mount, nfs};
+use std::ops::Range;
+
+/// Arguments of a procedure.
+#[derive(Debug)]
+pub(super) enum Request<'a> {
+    Bulkhead(bulkhead::Request<'a, Data>),
+    Nfs(nfs::Request<'a>),
+    Mount(mount::Request<'a>),
+}
+
+impl<'a> Request<'a> {
+    pub fn parse(call: Call<'a>) -> Result<Self, ArgumentFault> {
+        Ok(match call.program.number {
+            nfs::PROGRAM_NUMBER => Self::Nfs(nfs::Request::parse(call)?),
+            mount::PROGRAM_NUMBER => Self::Mount(mount::Request::parse(call)?),
+            _ => Self::Bulkhead(bulkhead::Request::parse(call)?),
+        })
+    }
+
+    /// Such calls begin in the order in which they came.
+    pub fn is_of_draft(&self) -> bool {
+        use bulkhead::Request::{Put, PutDrop, PutMore};
+        matches!(self, Self::Bulkhead(Put(_) | PutMore(_) | PutDrop { .. }))
+    }
+
+    /// Octets of values are its results.
+    pub fn is_read(&self) -> bool {
+        matches!(self, Self::Bulkhead(bulkhead::Request::Get(_)) | Self::Nfs(nfs::Request::Read(_)))
+    }
+
+    /// It must not be executed twice.
+    pub fn has_lasting_effect(&self) -> bool {
+        match self {
+            Self::Bulkhead(request) => request.has_lasting_effect(),
+            Self::Nfs(request) => request.has_lasting_effect(),
+            Self::Mount(_) => false,
+        }
+    }
+
+    /// Octets of the longest reply, but for octets of values.
+    pub fn reply_bytes_max(&self) -> u64 {
+        match self {
+            Self::Bulkhead(request) => request.expectation().reduced_bytes_max(),
+            // There are no links to read the paths of.
+            Self::Nfs(request) => request.reply_bound().reduced_bytes,
+            Self::Mount(request) => request.reply_bound().reduced_bytes,
+        }
+    }
+
+    /// Where in the stream the item is that could as well be in a chunk.
+    pub fn inline_item(&self) -> Option<Range<usize>> {
+        let data = match self {
+            Self::Bulkhead(
+                bulkhead::Request::Put(Put { data, .. }) | bulkhead::Request::PutMore(PutMore { data, .. }),
+            ) => data,
+            Self::Nfs(nfs::Request::Write(write)) => &write.data,
+            Self::Nfs(nfs::Request::SymLink(link)) => &link.path,
+            _ => return None,
+        };
+        match data {
+            Data::Inline(range) => Some(range.clone()),
+            Data::Chunk { .. } => None,
+        }
+    }
+}
