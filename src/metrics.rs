@@ -187,7 +187,7 @@ impl Causes {
     }
 }
 
-/// Connections of the doors of one kind on fabrics; they are among [`ConnectionCounts`] too.
+/// Connections of the doors of one kind; they are among [`ConnectionCounts`] too.
 #[derive(Debug, Default)]
 pub struct FabricCounts {
     /// Gauge.
@@ -225,6 +225,8 @@ pub struct Metrics {
     pub connections: ConnectionCounts,
     pub native: FabricCounts,
     pub rpc: FabricCounts,
+    /// Doors for NFS on TCP.
+    pub nfs: FabricCounts,
     pub rpc_calls: RpcCallCounts,
     pub copied: CopyCounts,
     /// Values that could not be read back from disk.

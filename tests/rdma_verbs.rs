@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bulkhead::client::{ClientError, Geometry, NativeClient, ServerUrl};
 use bulkhead::fabric::verbs::Verbs;
-use bulkhead::fabric::{Access, Address, Attributes, Cause, Event, SharedSpan};
+use bulkhead::fabric::{Access, Address, Attributes, Cause, Event, Flags, SharedSpan, Work, WorkKind};
 use bulkhead::wire::native::descriptor::{Descriptor, Nonce, RemoteAddress, RemoteKey, RingGeometry, WindowGeometry};
 
 mod common;
@@ -377,6 +377,47 @@ fn a_dialler_is_refused_refuses_or_vanishes_and_both_go_on() {
             drop(region);
         }
         drop(listener);
+        ours.assert_empty();
+        drop(ours);
+        assert_back(bed.device, &before);
+    }
+}
+
+/// As Linux's NFS client: it lets itself be Read from and never Reads. The other way round it is refused.
+#[test]
+fn a_dialler_that_never_reads_is_read_from() {
+    for bed in beds() {
+        let before = resources(bed.device);
+        let mut ours = Ours::over(&Verbs);
+        let (listener, address) = ours.listen(bed.v4);
+        let mut peer = Program::start();
+        peer.order(|| ours.turn(), &format!("dial {} {}", bed.v4, address.port()), "dialled");
+        peer.tell("connect - 0 16");
+        assert_eq!(peer.hear(|| ours.turn())[0], "refused");
+        drop(peer);
+        let mut peer = Program::start();
+        peer.order(|| ours.turn(), &format!("dial {} {}", bed.v4, address.port()), "dialled");
+        let words = peer.order(|| ours.turn(), "region 4096 r", "region");
+        let (key, at) = (u32::from_str_radix(&words[1], 16).unwrap(), u64::from_str_radix(&words[2], 16).unwrap());
+        peer.order(|| ours.turn(), &format!("fill 0 8 {}", hex(b"there")), "filled");
+        peer.order(|| ours.turn(), "receive 0 64 64", "posted");
+        peer.tell("connect - 3 0");
+        let request = ours.request();
+        let qp = ours.lane.admit(request, attributes()).unwrap();
+        let buf = qp.allocate(4096, 1).unwrap().remove(0);
+        qp.post_receive(buf).unwrap();
+        qp.establish(b"").unwrap();
+        assert_eq!(peer.hear(|| ours.turn())[0], "established");
+        // siw is heard first without peer-to-peer mode.
+        peer.order(|| ours.turn(), "send 0 0 1", "posted");
+        ours.established();
+        let into = qp.allocate(4096, 1).unwrap().remove(0);
+        let work = Work::Read { into, range: 0..5, key: RemoteKey(key), address: at + 8, flags: Flags::SIGNALED };
+        qp.post(&mut vec![work]).unwrap();
+        assert_eq!(&ours.done(WorkKind::Read).buf.unwrap().as_slice()[..5], b"there");
+        qp.disconnect();
+        assert_eq!(ours.cause(), Cause::Local);
+        drop((peer, qp, listener));
         ours.assert_empty();
         drop(ours);
         assert_back(bed.device, &before);

@@ -13,6 +13,7 @@ use bulkhead::programs::memcache::engine::Facts;
 use bulkhead::programs::memcache::exchange;
 use bulkhead::programs::memcache::output::{TAIL_READS, TailRead};
 use bulkhead::programs::memcache::session::{Action, Context, End, Session};
+use bulkhead::programs::stream::StreamSession;
 use bulkhead::store::claims::Revoker;
 use bulkhead::store::draft::Want;
 use bulkhead::store::segment::{Class, Filling};

@@ -223,7 +223,7 @@ fn encode_fabrics(page: &mut Page<'_>, lanes: &[Weak<dyn fabric::Lane>]) -> fmt:
 }
 
 fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
-    let Metrics { memcache, connections, native, rpc, rpc_calls, copied, failed_reads, reads_repeated } = metrics;
+    let Metrics { memcache, connections, native, rpc, nfs, rpc_calls, copied, failed_reads, reads_repeated } = metrics;
     for named in memcache.list() {
         let help = named.help.trim_end_matches('.');
         page.counter(&format!("memcache_{}", named.name), help, None, named.count.get())?;
@@ -256,6 +256,7 @@ fn encode_metrics(page: &mut Page<'_>, metrics: &Metrics) -> fmt::Result {
     page.causes("connection_closed", "Connections ended", causes.map(|(cause, count)| (cause, count.get())))?;
     encode_fabric_counts(page, "native", "a native door", native)?;
     encode_fabric_counts(page, "rpc", "an RPC door", rpc)?;
+    encode_fabric_counts(page, "nfs", "an NFS door on TCP", nfs)?;
     let RpcCallCounts { procedures, nfs, mount, refused, denied, dropped, replayed } = rpc_calls;
     page.family("rpc_calls", "Calls executed", None, "procedure", procedures.list())?;
     page.family("nfs_calls", "Calls of NFS executed", None, "procedure", nfs.list())?;
@@ -553,6 +554,8 @@ mod tests {
             &metrics.native.total,
             &metrics.rpc.current,
             &metrics.rpc.total,
+            &metrics.nfs.current,
+            &metrics.nfs.total,
             &metrics.rpc_calls.replayed,
             &metrics.failed_reads,
             &metrics.reads_repeated,

@@ -1,4 +1,4 @@
-//! `Connection`: one memcache peer on a TCP or Unix socket.
+//! `Connection`: one peer on a TCP or Unix socket, whatever its [`StreamSession`] speaks.
 //!
 //! The socket is served by one future of the actor: it reads into what the session offers, sends what the session gives,
 //! and passes on what the session asks of the store and the disk. A value that is in RAM crosses no mailbox at all; a
@@ -12,9 +12,9 @@ use crate::actors::exported::Exported;
 use crate::actors::store::{AwaitSpace, Fill, Filled, Reserve, Reserved, SpaceFreed, StoreActor};
 use crate::config::TimersConfig;
 use crate::fabric::staging::{Staging, StagingBuf};
-use crate::metrics::Count;
-use crate::programs::memcache::exchange::Ask;
-use crate::programs::memcache::session::{self, Action, End, Session};
+use crate::metrics::{Count, FabricCounts, Metrics};
+use crate::programs::memcache::session::{self, Session};
+use crate::programs::stream::{Action, Ask, End, StreamSession};
 use crate::store::claims::Revoker;
 use actix::prelude::*;
 use std::future::Future;
@@ -115,10 +115,12 @@ where
 pub type Admission = Box<dyn Send>;
 
 /// The actor. One per peer, on one lane for its life.
-pub struct Connection {
-    session: Session,
+pub struct Connection<S = Session> {
+    session: S,
     socket: Socket,
     lane: Lane,
+    /// Of the doors of its kind, beside those of all.
+    counts: Option<fn(&Metrics) -> &FabricCounts>,
     waker: Option<Waker>,
     /// Waiting for a staging buffer, with others of the lane.
     staging_wait: Option<Pin<Box<dyn Future<Output = StagingBuf>>>>,
@@ -132,19 +134,38 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Starts the actor on the lane of this thread.
+    /// Starts the actor of a memcache peer on the lane of this thread.
     pub fn start_on_lane(socket: Socket, lane: Lane, admission: Admission) -> Addr<Self> {
+        let context = lane.session.clone();
+        Self::start_with(socket, lane, admission, None, |revoker| Session::new(context, revoker))
+    }
+}
+
+impl<S: StreamSession> Connection<S> {
+    /// Starts the actor on the lane of this thread, around the session that `make` makes: it is given what is called when its
+    /// claim is taken back.
+    pub fn start_with(
+        socket: Socket,
+        lane: Lane,
+        admission: Admission,
+        counts: Option<fn(&Metrics) -> &FabricCounts>,
+        make: impl FnOnce(Revoker) -> S,
+    ) -> Addr<Self> {
         Self::create(|ctx| {
             let address = ctx.address();
-            let revoker: Revoker = Arc::new(move || address.do_send(Revoked));
-            let session = Session::new(lane.session.clone(), revoker);
-            let connections = &lane.session.metrics.connections;
-            connections.total.add(1);
-            connections.current.add(1);
+            let session = make(Arc::new(move || address.do_send(Revoked)));
+            let metrics = &lane.session.metrics;
+            metrics.connections.total.add(1);
+            metrics.connections.current.add(1);
+            if let Some(counts) = counts.map(|counts| counts(metrics)) {
+                counts.total.add(1);
+                counts.current.add(1);
+            }
             Self {
                 session,
                 socket,
                 lane,
+                counts,
                 waker: None,
                 staging_wait: None,
                 staging_buf: None,
@@ -334,18 +355,22 @@ impl Connection {
     }
 
     fn finish(&mut self, ctx: &mut Context<Self>, over: Over) {
-        let closed = &self.lane.session.metrics.connections.closed;
-        let count: &Count = match &over {
-            Over::Session(End::Quit) => &closed.by_quit,
-            Over::Session(End::ByPeer) => &closed.by_peer,
-            Over::Session(End::Protocol) => &closed.protocol,
-            Over::Session(End::FailedRead) => &closed.failed_read,
-            Over::Socket(_) => &closed.socket_error,
-            Over::Stalled => &closed.stalled,
-            Over::Idle => &closed.idle,
-            Over::Shutdown => &closed.shutdown,
+        let metrics = &self.lane.session.metrics;
+        let closed = &metrics.connections.closed;
+        let (count, cause): (&Count, _) = match &over {
+            Over::Session(End::Quit) => (&closed.by_quit, "by_quit"),
+            Over::Session(End::ByPeer) => (&closed.by_peer, "by_peer"),
+            Over::Session(End::Protocol) => (&closed.protocol, "protocol"),
+            Over::Session(End::FailedRead) => (&closed.failed_read, "failed_read"),
+            Over::Socket(_) => (&closed.socket_error, "socket_error"),
+            Over::Stalled => (&closed.stalled, "stalled"),
+            Over::Idle => (&closed.idle, "idle"),
+            Over::Shutdown => (&closed.shutdown, "shutdown"),
         };
         count.add(1);
+        if let Some(counts) = self.counts {
+            counts(metrics).ends.add(cause);
+        }
         match &over {
             Over::Socket(error) => tracing::debug!(%error, "connection lost"),
             over => tracing::debug!(?over, "connection closed"),
@@ -366,13 +391,13 @@ enum Over {
 /// Serves the socket for as long as the actor lives.
 struct Serve;
 
-impl ActorFuture<Connection> for Serve {
+impl<S: StreamSession> ActorFuture<Connection<S>> for Serve {
     type Output = ();
 
     fn poll(
         self: Pin<&mut Self>,
-        actor: &mut Connection,
-        ctx: &mut Context<Connection>,
+        actor: &mut Connection<S>,
+        ctx: &mut Context<Connection<S>>,
         task: &mut Task<'_>,
     ) -> Poll<()> {
         if !actor.waker.as_ref().is_some_and(|waker| waker.will_wake(task.waker())) {
@@ -388,7 +413,7 @@ impl ActorFuture<Connection> for Serve {
     }
 }
 
-impl Actor for Connection {
+impl<S: StreamSession> Actor for Connection<S> {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
@@ -402,11 +427,15 @@ impl Actor for Connection {
     }
 
     fn stopped(&mut self, _: &mut Self::Context) {
-        self.lane.session.metrics.connections.current.sub(1);
+        let metrics = &self.lane.session.metrics;
+        metrics.connections.current.sub(1);
+        if let Some(counts) = self.counts {
+            counts(metrics).current.sub(1);
+        }
     }
 }
 
-impl Handler<Reserved> for Connection {
+impl<S: StreamSession> Handler<Reserved> for Connection<S> {
     type Result = ();
 
     fn handle(&mut self, reserved: Reserved, _: &mut Self::Context) {
@@ -416,7 +445,7 @@ impl Handler<Reserved> for Connection {
     }
 }
 
-impl Handler<Filled> for Connection {
+impl<S: StreamSession> Handler<Filled> for Connection<S> {
     type Result = ();
 
     fn handle(&mut self, filled: Filled, _: &mut Self::Context) {
@@ -426,7 +455,7 @@ impl Handler<Filled> for Connection {
     }
 }
 
-impl Handler<SpaceFreed> for Connection {
+impl<S: StreamSession> Handler<SpaceFreed> for Connection<S> {
     type Result = ();
 
     fn handle(&mut self, _: SpaceFreed, _: &mut Self::Context) {
@@ -436,7 +465,7 @@ impl Handler<SpaceFreed> for Connection {
     }
 }
 
-impl Handler<TailRead> for Connection {
+impl<S: StreamSession> Handler<TailRead> for Connection<S> {
     type Result = ();
 
     fn handle(&mut self, read: TailRead, _: &mut Self::Context) {
@@ -450,7 +479,7 @@ impl Handler<TailRead> for Connection {
     }
 }
 
-impl Handler<Revoked> for Connection {
+impl<S: StreamSession> Handler<Revoked> for Connection<S> {
     type Result = ();
 
     fn handle(&mut self, _: Revoked, _: &mut Self::Context) {
@@ -460,7 +489,7 @@ impl Handler<Revoked> for Connection {
     }
 }
 
-impl Handler<Drain> for Connection {
+impl<S: StreamSession> Handler<Drain> for Connection<S> {
     type Result = ();
 
     fn handle(&mut self, _: Drain, _: &mut Self::Context) {
@@ -469,7 +498,7 @@ impl Handler<Drain> for Connection {
     }
 }
 
-impl Handler<Kill> for Connection {
+impl<S: StreamSession> Handler<Kill> for Connection<S> {
     type Result = ();
 
     fn handle(&mut self, _: Kill, ctx: &mut Self::Context) {

@@ -1,11 +1,13 @@
 //! `Listener`: one bound address. It admits peers up to `connections_max` and gives each to a lane in turn.
 
 use crate::actors::connection::{Admission, Connection, Drain, Kill, Lane, Socket};
+use crate::actors::nfs_connection::{self, NfsDoor};
 use crate::metrics::Metrics;
 use crate::wire::memcache::response::TOO_MANY_CONNECTIONS;
 use actix::prelude::*;
 use std::collections::HashMap;
 use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -128,7 +130,7 @@ impl Door {
                     // On loopback there is no path to probe: BBR, where it is the default, costs 8 to 20 %.
                     let _ = socket2::SockRef::from(&stream).set_tcp_congestion(b"cubic");
                 }
-                stream.into_std().map(Accepted::Tcp)
+                Ok(Accepted::Tcp(stream.into_std()?, peer.ip()))
             }),
             Self::Unix(listener, _) => {
                 ready!(listener.poll_accept(task)).and_then(|(stream, _)| stream.into_std().map(Accepted::Unix))
@@ -145,8 +147,16 @@ impl Drop for Door {
     }
 }
 
+/// What is spoken behind a door.
+#[derive(Clone)]
+pub enum Spoken {
+    Memcache,
+    /// NFS and MOUNT.
+    Nfs(NfsDoor),
+}
+
 enum Accepted {
-    Tcp(std::net::TcpStream),
+    Tcp(std::net::TcpStream, IpAddr),
     Unix(std::os::unix::net::UnixStream),
 }
 
@@ -154,15 +164,23 @@ impl Accepted {
     /// On the thread that will serve it.
     fn into_socket(self) -> io::Result<Socket> {
         match self {
-            Self::Tcp(stream) => TcpStream::from_std(stream).map(Socket::Tcp),
+            Self::Tcp(stream, _) => TcpStream::from_std(stream).map(Socket::Tcp),
             Self::Unix(stream) => UnixStream::from_std(stream).map(Socket::Unix),
+        }
+    }
+
+    /// Of the peer; whoever reaches a Unix socket is of this host.
+    fn address(&self) -> IpAddr {
+        match self {
+            Self::Tcp(_, address) => *address,
+            Self::Unix(_) => Ipv4Addr::LOCALHOST.into(),
         }
     }
 
     fn refuse(self) {
         // Best effort, and never waits: the stream does not block, and the line fits any socket buffer.
         let _ = match self {
-            Self::Tcp(mut stream) => stream.write(TOO_MANY_CONNECTIONS),
+            Self::Tcp(mut stream, _) => stream.write(TOO_MANY_CONNECTIONS),
             Self::Unix(mut stream) => stream.write(TOO_MANY_CONNECTIONS),
         };
     }
@@ -171,6 +189,7 @@ impl Accepted {
 /// The actor. One per bound address.
 pub struct Listener {
     door: Option<Door>,
+    spoken: Spoken,
     lanes: Arc<[(ArbiterHandle, Lane)]>,
     turn: usize,
     places: Arc<Semaphore>,
@@ -181,33 +200,47 @@ pub struct Listener {
 impl Listener {
     pub fn new(
         door: Door,
+        spoken: Spoken,
         lanes: Arc<[(ArbiterHandle, Lane)]>,
         places: Arc<Semaphore>,
         registry: Registry,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { door: Some(door), lanes, turn: 0, places, registry, metrics }
+        Self { door: Some(door), spoken, lanes, turn: 0, places, registry, metrics }
     }
 
     fn admit(&mut self, accepted: Accepted) {
         let Ok(permit) = self.places.clone().try_acquire_owned() else {
             self.metrics.connections.rejected.add(1);
-            return accepted.refuse();
+            return match &self.spoken {
+                Spoken::Memcache => accepted.refuse(),
+                // There are no words for it.
+                Spoken::Nfs(_) => self.metrics.nfs.rejections.add("connections_max"),
+            };
         };
         let id = self.registry.next_id();
         let registry = self.registry.clone();
         let admission: Admission = Box::new(registry.admitted(id, permit));
         let (arbiter, lane) = self.lanes[self.turn % self.lanes.len()].clone();
         self.turn += 1;
+        let (spoken, address) = (self.spoken.clone(), accepted.address());
         arbiter.spawn(async move {
-            match accepted.into_socket() {
-                Ok(socket) => {
-                    // On this thread, so the connection cannot end before it is registered.
+            let socket = match accepted.into_socket() {
+                Ok(socket) => socket,
+                Err(error) => return tracing::warn!(%error, "a connection could not be taken over"),
+            };
+            // On this thread, so the connection cannot end before it is registered.
+            let (drain, kill): (Recipient<Drain>, Recipient<Kill>) = match spoken {
+                Spoken::Memcache => {
                     let address = Connection::start_on_lane(socket, lane, admission);
-                    registry.enroll(id, address.clone().recipient(), address.recipient());
+                    (address.clone().recipient(), address.recipient())
                 }
-                Err(error) => tracing::warn!(%error, "a connection could not be taken over"),
-            }
+                Spoken::Nfs(door) => {
+                    let address = nfs_connection::start_on_lane(socket, address, &door, lane, admission);
+                    (address.clone().recipient(), address.recipient())
+                }
+            };
+            registry.enroll(id, drain, kill);
         });
     }
 }
@@ -269,7 +302,8 @@ mod tests {
         let rig = Rig::new(|_| {});
         let lanes: Arc<[_]> = [(Arbiter::current(), rig.lane.clone())].into();
         let (places, registry) = (Arc::new(Semaphore::new(places)), Registry::default());
-        let listener = Listener::new(door, lanes, places.clone(), registry.clone(), rig.metrics.clone()).start();
+        let listener =
+            Listener::new(door, Spoken::Memcache, lanes, places.clone(), registry.clone(), rig.metrics.clone()).start();
         Gate { rig, listener, places, registry }
     }
 
@@ -346,7 +380,7 @@ mod tests {
         let _peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let door = Door::Tcp(listener);
         let accepted = soon(std::future::poll_fn(|task| door.poll_accept(task))).await.unwrap();
-        let Accepted::Tcp(stream) = accepted else { panic!("a TCP door") };
+        let Accepted::Tcp(stream, _) = accepted else { panic!("a TCP door") };
         let socket = socket2::SockRef::from(&stream);
         assert!(socket.keepalive().unwrap());
         assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEPALIVE_AFTER);

@@ -30,6 +30,7 @@ mod native_memory;
 mod native_role_tests;
 #[cfg(test)]
 mod native_tests;
+pub mod nfs_connection;
 #[cfg(test)]
 mod rig;
 pub mod rpc_connection;
@@ -45,9 +46,10 @@ use crate::actors::disk_tail::{DiskTail, TailMetrics};
 use crate::actors::exported::Exported;
 use crate::actors::fabric_listener::{Close, FabricDoor, FabricListener, Protocol};
 use crate::actors::gate::Gate;
-use crate::actors::listener::{Door, Listener, Refuse, Registry};
+use crate::actors::listener::{Door, Listener, Refuse, Registry, Spoken};
 use crate::actors::local::Local;
 use crate::actors::native_connection::NativeProtocol;
+use crate::actors::nfs_connection::NfsDoor;
 use crate::actors::rpc_connection::{RpcDoor, RpcProtocol};
 use crate::actors::rpcbind::{Place, Registration, RpcbindError};
 use crate::actors::store::StoreActor;
@@ -61,6 +63,7 @@ use crate::metrics::Metrics;
 use crate::programs::memcache::engine::Facts;
 use crate::programs::memcache::output::TEXT_BYTES_MAX;
 use crate::programs::memcache::session::{self, INPUT_BYTES, LONG_LINE_BYTES_MAX};
+use crate::programs::nfs;
 use crate::programs::nfs::files::Settings;
 use crate::programs::nfs::{Export, FileSystem, Rules};
 use crate::programs::service::DUPLICATES;
@@ -138,6 +141,9 @@ const CONNECTION_BYTES: u64 = (INPUT_BYTES + TEXT_BYTES_MAX) as u64 + (16 << 10)
 const NATIVE_BYTES: u64 = (64 << 10) + (PIPELINE_BYTES_MAX + iwarp::QUEUE_PAIR_BYTES_MAX) as u64;
 /// Actors, tables of calls and places, and what its queue pair takes: one busy RPC connection without its buffers.
 const RPC_BYTES: u64 = (128 << 10) + iwarp::QUEUE_PAIR_BYTES_MAX as u64;
+/// Input buffer, replies and the last one beyond their bound, actor, timers and what is known of calls: one busy connection
+/// that mounts.
+const NFS_BYTES: u64 = (nfs::session::INPUT_BYTES + 2 * nfs::session::MESSAGE_BYTES_MAX) as u64 + (32 << 10);
 /// What is remembered of calls that were answered.
 const RPC_SHARED_BYTES: u64 = DUPLICATES.bytes_max as u64 + DUPLICATES.entries_max as u64 * 256;
 const PROCESS_BYTES: u64 = 32 << 20;
@@ -150,16 +156,22 @@ impl MemorySum {
             arena_bytes: config.store.memory_bytes,
             staging_bytes: config.store.staging_bytes * config.lanes as u64,
             index_bytes: config.store.index_bytes_max,
-            connections_bytes: config.limits.connections_max as u64 * CONNECTION_BYTES + LONG_LINE_BYTES_MAX,
+            connections_bytes: config.limits.connections_max as u64 * Self::connection_bytes(config)
+                + LONG_LINE_BYTES_MAX,
             native_bytes: config.listen.native.len() as u64 * config.native.connections_max as u64 * native_bytes,
             rpc_bytes: Self::rpc_bytes(config),
             process_bytes: PROCESS_BYTES,
         }
     }
 
+    /// Of a busy connection on a socket: any of them may mount, where one may.
+    fn connection_bytes(config: &Config) -> u64 {
+        if config.listen.nfs_tcp.is_empty() { CONNECTION_BYTES } else { CONNECTION_BYTES.max(NFS_BYTES) }
+    }
+
     fn rpc_bytes(config: &Config) -> u64 {
         if config.listen.rpc.is_empty() {
-            return 0;
+            return if config.listen.nfs_tcp.is_empty() { 0 } else { RPC_SHARED_BYTES };
         }
         let rpc = &config.rpc;
         // A message is received into one buffer, held as another while its call is served, and answered from a third.
@@ -203,6 +215,7 @@ pub struct Handle {
     addresses: Vec<SocketAddr>,
     native_addresses: Vec<Address>,
     rpc_addresses: Vec<Address>,
+    nfs_addresses: Vec<SocketAddr>,
     fabric_listeners: Vec<(Recipient<Refuse>, Recipient<Close>)>,
     memory_sum: MemorySum,
     local: Local,
@@ -229,7 +242,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     let placement = placement(&config)?;
     let mut doors: Vec<(String, Door)> = Vec::new();
     for address in &config.listen.memcache {
-        doors.push(bind_tcp(*address).await?);
+        doors.push(bind_tcp("memcache", *address).await?);
     }
     for path in &config.listen.unix {
         doors.push(bind_unix(path)?);
@@ -244,6 +257,10 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     let rpc_door = RpcDoor::new(config.rpc.clone());
     for (address, near) in config.listen.rpc.iter().zip(&mut near) {
         rpc_doors.push(bind_fabric::<RpcProtocol>(address, &rpc_door, config.lanes, near)?);
+    }
+    let mut nfs_doors = Vec::new();
+    for address in &config.listen.nfs_tcp {
+        nfs_doors.push(bind_tcp("nfs+tcp", *address).await?);
     }
     let admin_socket = config.listen.admin.map(admin::bind).transpose()?;
 
@@ -329,8 +346,19 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
             addresses.extend(listener.local_addr());
         }
         urls.push(url);
-        let listener = Listener::new(door, lanes.clone(), places.clone(), registry.clone(), metrics.clone());
-        listeners.push(listener.start());
+        let (lanes, places, registry) = (lanes.clone(), places.clone(), registry.clone());
+        listeners.push(Listener::new(door, Spoken::Memcache, lanes, places, registry, metrics.clone()).start());
+    }
+    let mut nfs_addresses = Vec::new();
+    let nfs_door = exported.clone().map(|exported| NfsDoor { exported, shared: rpc_door.shared.clone() });
+    for ((url, door), nfs_door) in nfs_doors.into_iter().zip(nfs_door.iter().cycle()) {
+        if let Door::Tcp(listener) = &door {
+            nfs_addresses.extend(listener.local_addr());
+        }
+        urls.push(url);
+        let (lanes, places, registry) = (lanes.clone(), places.clone(), registry.clone());
+        let spoken = Spoken::Nfs(nfs_door.clone());
+        listeners.push(Listener::new(door, spoken, lanes, places, registry, metrics.clone()).start());
     }
     let mut fabric_listeners = Vec::new();
     let mut fabrics = Vec::new();
@@ -366,6 +394,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
         addresses,
         native_addresses,
         rpc_addresses,
+        nfs_addresses,
         fabric_listeners,
         memory_sum: MemorySum::of(&config),
         local,
@@ -383,7 +412,7 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     };
     if let Some(socket) = &config.rpc.rpcbind {
         // Last, so that whoever finds a door there is served.
-        match register(socket, &handle.rpc_addresses).await {
+        match register(socket, &handle.rpc_addresses, &handle.nfs_addresses).await {
             Ok(registration) => handle.registration = Some(registration),
             Err(error) => {
                 handle.shutdown().await;
@@ -394,11 +423,20 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     Ok(handle)
 }
 
-async fn register(socket: &Path, addresses: &[Address]) -> Result<Registration, RpcbindError> {
-    let (services, left_out) = rpcbind::services(addresses);
+async fn register(
+    socket: &Path,
+    rpc_addresses: &[Address],
+    nfs_addresses: &[SocketAddr],
+) -> Result<Registration, RpcbindError> {
+    let (mut services, left_out) = rpcbind::services(rpc_addresses);
     for address in left_out {
         tracing::warn!(%address, "this RPC door is not registered: rpcbind keeps one IPv4 and one IPv6 address");
     }
+    let (of_nfs, left_out) = rpcbind::nfs_services(nfs_addresses);
+    for address in left_out {
+        tracing::warn!(%address, "this NFS door is not registered: rpcbind keeps one IPv4 and one IPv6 address");
+    }
+    services.extend(of_nfs);
     rpcbind::register(Place::at(socket), services).await
 }
 
@@ -445,12 +483,15 @@ fn fabric_place<S: Speech>(door: &FabricAddress<S>) -> numa::Door {
 pub fn places_to_come_to(config: &Config) -> Vec<numa::Door> {
     let native = config.listen.native.iter().map(fabric_place);
     let rpc = config.listen.rpc.iter().map(fabric_place);
-    let memcache = config.listen.memcache.iter().map(|address| numa::Door {
-        url: format!("memcache://{address}"),
-        address: Some(*address),
-        is_on_device: false,
-    });
-    native.chain(rpc).chain(memcache).collect()
+    let on_tcp = |scheme: &'static str| {
+        move |address: &SocketAddr| numa::Door {
+            url: format!("{scheme}://{address}"),
+            address: Some(*address),
+            is_on_device: false,
+        }
+    };
+    let memcache = config.listen.memcache.iter().map(on_tcp("memcache"));
+    native.chain(rpc).chain(memcache).chain(config.listen.nfs_tcp.iter().map(on_tcp("nfs+tcp"))).collect()
 }
 
 /// Where lanes run and which of them each door on a fabric uses.
@@ -508,11 +549,11 @@ fn make_export(config: &Config, store: &Store) -> Option<Exported> {
     Some(Exported::new(Arc::new(Export::new(Arc::new(files), rules)), &nfs.allow))
 }
 
-async fn bind_tcp(address: SocketAddr) -> Result<(String, Door), StartError> {
-    let failed = |source| StartError::Bind { url: format!("memcache://{address}"), source };
+async fn bind_tcp(scheme: &str, address: SocketAddr) -> Result<(String, Door), StartError> {
+    let failed = |source| StartError::Bind { url: format!("{scheme}://{address}"), source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
-    Ok((format!("memcache://{bound}"), Door::Tcp(listener)))
+    Ok((format!("{scheme}://{bound}"), Door::Tcp(listener)))
 }
 
 fn bind_unix(path: &Path) -> Result<(String, Door), StartError> {
@@ -537,7 +578,7 @@ impl Handle {
         &self.doors
     }
 
-    /// Addresses of the TCP doors, in the order of the configuration.
+    /// Addresses of the memcache doors on TCP, in the order of the configuration.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
@@ -550,6 +591,11 @@ impl Handle {
     /// Addresses of the RPC doors, in the order of the configuration.
     pub fn rpc_addresses(&self) -> &[Address] {
         &self.rpc_addresses
+    }
+
+    /// Addresses of the NFS doors on TCP, in the order of the configuration.
+    pub fn nfs_addresses(&self) -> &[SocketAddr] {
+        &self.nfs_addresses
     }
 
     pub fn memory_sum(&self) -> MemorySum {

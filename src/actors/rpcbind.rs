@@ -3,8 +3,8 @@
 
 use crate::config;
 use crate::fabric::Address;
-use crate::programs::bulkhead;
 use crate::programs::rpcbind::{Fault, PORT, Registered, SOCKET, Service, Session, Task, Transport, shown};
+use crate::programs::{bulkhead, mount, nfs};
 use crate::wire::onc_rpc::Xid;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -71,6 +71,20 @@ pub fn services(addresses: &[Address]) -> (Vec<Service>, Vec<&Address>) {
         match services.iter().any(|listed| listed.netid == service.netid) {
             true => left_out.push(address),
             false => services.push(service),
+        }
+    }
+    (services, left_out)
+}
+
+/// What is registered for NFS doors on TCP at `addresses`: NFS and MOUNT, as [`services`].
+pub fn nfs_services(addresses: &[SocketAddr]) -> (Vec<Service>, Vec<&SocketAddr>) {
+    let (mut services, mut left_out) = (Vec::<Service>::new(), Vec::new());
+    for address in addresses {
+        let service = |program, version| Service::new(program, version, Transport::Tcp, address);
+        let both = [service(nfs::PROGRAM_NUMBER, nfs::VERSION), service(mount::PROGRAM_NUMBER, mount::VERSION)];
+        match services.iter().any(|listed| listed.netid == both[0].netid) {
+            true => left_out.push(address),
+            false => services.extend(both),
         }
     }
     (services, left_out)
@@ -209,6 +223,24 @@ mod tests {
         assert_eq!(shown, [("rdma6", "::1.78.81"), ("rdma", "10.0.0.1.78.81")]);
         assert!(services.iter().all(|service| (service.program, service.version) == (0x2042_4c4b, 1)));
         assert_eq!(left_out, [&addresses[0], &addresses[3]]);
+    }
+
+    #[test]
+    fn nfs_and_mount_are_registered_at_one_door_of_each_family() {
+        let addresses =
+            ["10.0.0.1:2049", "[::1]:2050", "10.0.0.2:2049"].map(|text| text.parse::<SocketAddr>().unwrap());
+        let (services, left_out) = nfs_services(&addresses);
+        let shown: Vec<_> = services.iter().map(Service::to_string).collect();
+        assert_eq!(
+            shown,
+            [
+                "program 100003 version 3 netid tcp at 10.0.0.1.8.1",
+                "program 100005 version 3 netid tcp at 10.0.0.1.8.1",
+                "program 100003 version 3 netid tcp6 at ::1.8.2",
+                "program 100005 version 3 netid tcp6 at ::1.8.2",
+            ]
+        );
+        assert_eq!(left_out, [&addresses[2]]);
     }
 
     #[test]

@@ -330,12 +330,11 @@ impl IwarpLane {
         };
         let Some(HalfOpen { stream, peer, listener, counted, .. }) = state.half_open.remove(&token) else { return };
         let removed = self.shared.epoll.remove(stream.as_fd());
-        // Nobody could Read; the native door needs it and so does every upper layer here.
-        let useless = request.word.is_some_and(|word| word.ird == 0 || word.ord == 0);
         let refused = match removed {
             Err(_) => Some("handshake_lost"),
             Ok(()) if request.markers => Some("markers"),
-            Ok(()) if useless => Some("read_depth"),
+            // Upper layers here Read from whoever dials. That it Reads itself is its own affair: Linux's NFS client does not.
+            Ok(()) if !startup::serves_reads(&request) => Some("read_depth"),
             Ok(()) => None,
         };
         if let Some(why) = refused {

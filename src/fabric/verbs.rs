@@ -280,9 +280,10 @@ impl LaneShared {
             Happened::Request { id, terms, private_data } => {
                 let listener = state.listeners.get(&token).map(|(_, address)| *address);
                 let (Some(listener), Some(peer)) = (listener, id.peer()) else { return };
-                // Nobody could Read; the native door needs it and so does every upper layer here.
-                if terms.reads_in == 0 || terms.reads_out == 0 {
-                    tracing::debug!(%peer, ?terms, "a peer with which no Read can be outstanding was refused");
+                // Upper layers here Read from whoever dials. That it Reads itself is its own affair: Linux's NFS client
+                // does not.
+                if terms.is_deaf() {
+                    tracing::debug!(%peer, ?terms, "a peer that serves no Reads was refused");
                     drop(state);
                     let _ = id.reject(&[]);
                     return;

@@ -6,3 +6,4 @@ pub mod nfs;
 pub mod rpc;
 pub mod rpcbind;
 pub mod service;
+pub mod stream;

@@ -40,6 +40,8 @@ mod request;
 mod tests;
 mod writing;
 
+pub(in crate::programs) use dispatching::denial_of;
+
 use crate::metrics::Metrics;
 use crate::programs::bulkhead::put::PutId;
 use crate::programs::bulkhead::session::Session;
@@ -85,7 +87,7 @@ impl Shared {
         self.duplicates().handle_rdma_failed(peer, call);
     }
 
-    fn duplicates(&self) -> MutexGuard<'_, DuplicateCache> {
+    pub(in crate::programs) fn duplicates(&self) -> MutexGuard<'_, DuplicateCache> {
         self.duplicates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -97,6 +97,39 @@ fn start_up_frames_that_cannot_be_served_are_refused_or_closed_on() {
     ours.settle();
 }
 
+/// As Linux's NFS client: Reads of ours are served, and it Reads nothing.
+#[test]
+fn a_peer_that_never_reads_is_read_from() {
+    let mut ours = Ours::new(Options::default());
+    let listener = listen(&ours);
+    let mute = ConnectionWord { ird: 3, ord: 0, ..ConnectionWord::default() };
+    let asked = Frame { word: Some(mute), ..request(true, false) };
+    let (mut peer, qp, reply) = admitted(&mut ours, &*listener, &asked);
+    let word = reply.word.expect("answered in kind");
+    assert_eq!((reply.rejected, word.ird, word.ord, qp.attributes().read_depth), (false, 0, 3, 3));
+    let region = qp.register(SharedSpan::new(4096).unwrap(), Access::BOTH).unwrap();
+    peer.say(&write_fpdu(region.remote().key.0, region.remote().address, b"first", true));
+    let into = qp.allocate(4096, 1).unwrap().remove(0);
+    let (key, address, flags) = (RemoteKey(7), 4096, Flags::SIGNALED);
+    qp.post(&mut vec![Work::Read { into, range: 0..5, key, address, flags }]).unwrap();
+    let asked = peer.hear_segments(&mut ours, 1, true).remove(0).read_request();
+    assert_eq!((asked.source_stag, asked.source_offset, asked.len), (7, 4096, 5));
+    peer.say(&response_fpdu(true, asked.sink_stag, asked.sink_offset, b"there", true));
+    let completion = ours.completion();
+    assert_eq!((completion.kind, completion.status), (WorkKind::Read, Status::Done));
+    assert_eq!(&completion.buf.unwrap().as_slice()[..5], b"there");
+    // It has said that it would not.
+    let unasked = ReadRequest {
+        sink_stag: 1,
+        sink_offset: 0,
+        len: 8,
+        source_stag: region.remote().key.0,
+        source_offset: region.remote().address,
+    };
+    peer.say(&read_fpdu(1, &unasked, true));
+    assert!(matches!(ours.cause(), Cause::PeerFault(_)));
+}
+
 #[test]
 fn a_peer_that_does_not_complete_its_request_is_closed_at_the_deadline() {
     let mut ours = Ours::new(Options { handshake_timeout: Duration::from_secs(3600), ..Options::default() });

@@ -138,6 +138,9 @@ impl Patient {
         for address in &listen.memcache {
             judge(format!("memcache://{address}"), tcp(address));
         }
+        for address in &listen.nfs_tcp {
+            judge(format!("nfs+tcp://{address}"), tcp(address));
+        }
         for native in &listen.native {
             judge(native.to_string(), try_to_bind::<NativeProtocol>(native, &self.config.native));
         }
@@ -206,13 +209,14 @@ impl Patient {
         let place = Place::at(self.config.rpc.rpcbind.as_ref()?);
         let with_port = |address: &Address| !matches!(address, Address::Socket(socket) if socket.port() == 0);
         let addresses = self.config.listen.rpc.iter().map(|rpc| rpc.address.clone()).filter(with_port);
-        let (services, _) = rpcbind::services(&addresses.collect::<Vec<_>>());
-        let netids = match services.len() {
+        let (mut services, _) = rpcbind::services(&addresses.collect::<Vec<_>>());
+        let on_tcp: Vec<_> = self.config.listen.nfs_tcp.iter().copied().filter(|nfs| nfs.port() != 0).collect();
+        services.extend(rpcbind::nfs_services(&on_tcp).0);
+        let mut netids: Vec<_> = services.iter().map(|service| service.netid).collect();
+        netids.dedup();
+        let netids = match netids.len() {
             0 => "it answers".to_owned(),
-            _ => format!(
-                "netid {} can be registered",
-                services.iter().map(|service| service.netid).collect::<Vec<_>>().join(" and ")
-            ),
+            _ => format!("netid {} can be registered", netids.join(" and ")),
         };
         let at = place.socket.display().to_string();
         Some(match System::new().block_on(rpcbind::look(&place, services)) {
@@ -290,7 +294,7 @@ impl Patient {
         let pools: u64 = self.config.store.pools.iter().map(files).sum();
         let listen = &self.config.listen;
         let on_fabrics = listen.native.len() + listen.rpc.len();
-        let doors = on_fabrics + listen.memcache.len() + listen.unix.len();
+        let doors = on_fabrics + listen.memcache.len() + listen.nfs_tcp.len() + listen.unix.len();
         let lanes = self.config.lanes as u64 * (8 + 4 * on_fabrics as u64);
         let needed = self.config.limits.connections_max as u64 + pools + lanes + doors as u64 + 32;
         match getrlimit(Resource::RLIMIT_NOFILE) {
@@ -311,7 +315,9 @@ impl Patient {
         let default = default.trim();
         let has_cubic = allowed.split_whitespace().any(|name| name == "cubic");
         let may_choose = has_cubic || has_capability(CAP_NET_ADMIN);
-        (default == "bbr" && !may_choose && !self.config.listen.memcache.is_empty()).then(|| {
+        let listen = &self.config.listen;
+        let is_on_tcp = !listen.memcache.is_empty() || !listen.nfs_tcp.is_empty();
+        (default == "bbr" && !may_choose && is_on_tcp).then(|| {
             let text = format!("{default} on loopback costs 8 to 20 %, and a process may not choose cubic");
             let mend = format!("sysctl net.ipv4.tcp_allowed_congestion_control=\"{} cubic\"", allowed.trim());
             Finding::note("tcp", text, mend)

@@ -1,4 +1,7 @@
-//! One end of a connection: handshake, both directions, and the end.
+//! One end of a connection: what it is made of, what comes in, and how it ends.
+
+mod handshake;
+mod sending;
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -15,9 +18,9 @@ use super::super::registered::{AccessError, Domain, Regions, Right};
 use super::super::{Attributes, Cause, Event, QpNum, RemoteKey, Source, Status, TURN_BYTES_MAX, Work};
 use super::outbound::{Outbound, Sequence};
 use super::{Closing, LaneShared, Options, Pending, Segments, lock};
-use crate::wire::iwarp::mpa::{self, Frame, FrameKind};
-use crate::wire::iwarp::rdmap::{Operation, ReadRequest, Reason, Terminate};
-use crate::wire::iwarp::startup::{self, Offer, ReadyFrame, Terms};
+use crate::wire::iwarp::mpa;
+use crate::wire::iwarp::rdmap::{ReadRequest, Terminate};
+use crate::wire::iwarp::startup::{ReadyFrame, Terms};
 use crate::wire::iwarp::stream::{Fault, Kind, MemoryFault, PeerError, Receiver, Sender};
 
 /// First and largest size of the buffer for what comes in: a turn and one frame.
@@ -319,141 +322,6 @@ impl End {
         }
     }
 
-    fn offer(&self, attributes: &Attributes) -> Offer {
-        let read_depth = attributes.read_depth.min(startup::READS_SERVED_MAX.into()) as u16;
-        Offer { form: self.options.form, crc: self.options.crc, read_depth, never_reads: attributes.never_reads }
-    }
-
-    fn finish_connecting(&self, state: &mut EndState) {
-        let Some(link) = &mut state.link else { return };
-        match link.stream.take_error() {
-            Ok(None) => {}
-            Ok(Some(error)) | Err(error) => {
-                state.failure = Some(Failure::lost(error));
-                return;
-            }
-        }
-        match link.stream.peer_addr() {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => return,
-            Err(error) => {
-                state.failure = Some(Failure::lost(error));
-                return;
-            }
-        }
-        let request = self.offer(&state.attributes).request(std::mem::take(&mut state.question));
-        let octets = request.encode(FrameKind::Request);
-        link.out.frame(|out| out.extend_from_slice(&octets));
-        state.phase = Phase::Asking;
-    }
-
-    /// Handshake frames carry no payload of requests.
-    fn send_handshake(&self, state: &mut EndState) {
-        let Some(link) = &mut state.link else { return };
-        if link.out.is_empty() || link.is_blocked {
-            return;
-        }
-        match link.out.write(&link.stream, |_| &[]) {
-            Ok(all) => link.is_blocked = !all,
-            Err(error) => state.failure = Some(Failure::lost(error)),
-        }
-    }
-
-    fn take_reply(&self, state: &mut EndState) {
-        let Some(reply) = self.read_reply(state) else { return };
-        if reply.rejected {
-            self.rejected(state, reply.private_data);
-            return;
-        }
-        if let Err(failure) = self.agree(state, &reply) {
-            state.failure = Some(failure);
-            return;
-        }
-        state.events.push_back(Event::Established { qp: self.number, private_data: reply.private_data });
-        // An FPDU may have come with the Reply.
-        self.receive(state, TURN_BYTES_MAX);
-    }
-
-    /// The Reply, once all of it came.
-    fn read_reply(&self, state: &mut EndState) -> Option<Frame> {
-        let link = state.link.as_mut()?;
-        let eof = match link.fill_inbox(mpa::FRAME_BYTES_MIN + mpa::PRIVATE_DATA_BYTES_MAX) {
-            Ok((_, eof)) => eof,
-            Err(error) => {
-                state.failure = Some(Failure::lost(error));
-                return None;
-            }
-        };
-        match Frame::decode(FrameKind::Reply, &link.inbox[link.start..link.end]) {
-            Ok(Some((reply, len))) => {
-                link.start += len;
-                return Some(reply);
-            }
-            Ok(None) if eof => state.failure = Some(Failure::lost("the peer closed during the handshake")),
-            Ok(None) => {}
-            Err(error) => state.failure = Some(Cause::PeerFault(error.to_string()).into()),
-        }
-        None
-    }
-
-    fn rejected(&self, state: &mut EndState, private_data: Vec<u8>) {
-        state.phase = Phase::Ended;
-        state.flush(self.number);
-        state.events.push_back(Event::Rejected { qp: self.number, private_data });
-        state.link = None;
-        self.regions.clear();
-    }
-
-    /// What a Reply settles. The ready-to-receive frame is on its way before anything else can happen, an error of ours
-    /// not excepted: Linux's iWARP connection manager does not survive a connection that ends before that frame.
-    fn agree(&self, state: &mut EndState, reply: &Frame) -> Result<(), Failure> {
-        let link = state.link.as_mut().expect("a Reply came over it");
-        let (terms, reason) =
-            self.offer(&state.attributes).conclude(reply).map_err(|error| Cause::PeerFault(error.to_string()))?;
-        link.begin(&self.options, &terms);
-        state.phase = Phase::Connected;
-        if let Some(ready) = terms.ready {
-            let Link { out, sender, receiver, .. } = link;
-            out.frame(|out| ready.put(out, sender, receiver));
-            link.awaits_ready_response = ready == ReadyFrame::Read;
-            link.is_blocked = !link.out.write(&link.stream, |_| &[]).map_err(Failure::lost)?;
-        }
-        if let Some(reason) = reason {
-            let what = match reason {
-                Reason::NO_READY_FRAME => "no ready-to-receive frame that we could send",
-                _ => "its read depths do not fit ours",
-            };
-            let (cause, terminate) = (Cause::PeerFault(what.into()), Some(Terminate::bare(reason)));
-            return Err(Failure { cause, terminate, ends_batch: false });
-        }
-        link.may_send = true;
-        state.attributes.read_depth = terms.reads_out;
-        Ok(())
-    }
-
-    /// This end leaves during the handshake: a Reply that has come is still answered.
-    fn answer_before_leaving(&self, state: &mut EndState) {
-        if let Some(reply) = self.read_reply(state).filter(|reply| !reply.rejected) {
-            // Why it leaves is settled.
-            let _ = self.agree(state, &reply);
-        }
-        state.failure = None;
-    }
-
-    /// The responder's answer. The link is there and watched.
-    pub(super) fn accept(&self, state: &mut EndState, request: &Frame, private_data: &[u8]) {
-        let link = state.link.as_mut().expect("made of the request's stream");
-        let offer = self.offer(&state.attributes);
-        let (reply, terms) = startup::answer(request, offer.crc, offer.read_depth);
-        let octets = Frame { private_data: private_data.to_vec(), ..reply }.encode(FrameKind::Reply);
-        link.out.frame(|out| out.extend_from_slice(&octets));
-        link.begin(&self.options, &terms);
-        link.awaited_ready = terms.ready;
-        state.attributes.read_depth = terms.reads_out;
-        state.phase = Phase::Connected;
-        state.events.push_back(Event::Established { qp: self.number, private_data: Vec::new() });
-    }
-
     /// Takes what the socket has, at most `bytes_max` octets.
     fn receive(&self, state: &mut EndState, bytes_max: usize) {
         let mut budget = bytes_max;
@@ -689,131 +557,6 @@ impl Link {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => Err(error),
             };
-        }
-    }
-
-    /// Reports every oldest request that is complete, up to the first that is not.
-    fn retire_done(&mut self, queue: &mut SendQueue<Stage>, events: &mut VecDeque<Event>, qp: QpNum) {
-        while let Some(front) = queue.get(0) {
-            let done = match front.state {
-                Stage::Queued(end) => end <= self.out.sent(),
-                Stage::Answered => true,
-                Stage::Waiting | Stage::Asked => false,
-            };
-            if !done {
-                break;
-            }
-            let completion = queue.retire(Status::Done);
-            events.extend(completion.map(|completion| Event::Completed { qp, completion }));
-            self.retired += 1;
-            self.next -= 1;
-        }
-    }
-
-    /// Whether the request at `next` may start.
-    fn is_startable(&self, queue: &SendQueue<Stage>) -> bool {
-        queue.get(self.next).is_some_and(|posted| {
-            let fenced = posted.work.flags().fenced && !self.reads.is_empty();
-            let read_count = self.reads.len() + usize::from(self.awaits_ready_response);
-            let too_many = matches!(posted.work, Work::Read { .. }) && read_count >= self.read_depth;
-            !fenced && !too_many
-        })
-    }
-
-    fn has_work(&self, queue: &SendQueue<Stage>) -> bool {
-        !self.out.is_empty()
-            || self.may_send && (self.message != Message::None || !self.owed.is_empty() || self.is_startable(queue))
-    }
-
-    /// Cuts frames until the batch has `bytes_max` octets. Messages are never mixed: a tagged one inside another could
-    /// not be told apart.
-    fn fill(&mut self, queue: &mut SendQueue<Stage>, regions: &Regions, bytes_max: usize) -> Result<(), Failure> {
-        while self.out.has_room(bytes_max) {
-            match self.message {
-                Message::None => {
-                    let (owes, works) = (!self.owed.is_empty(), self.is_startable(queue));
-                    self.message = match (owes, works) {
-                        (true, true) if self.response_was_last => Message::Work(0),
-                        (true, _) => Message::Response(0),
-                        (false, true) => Message::Work(0),
-                        (false, false) => return Ok(()),
-                    };
-                    self.response_was_last = matches!(self.message, Message::Response(_));
-                }
-                Message::Response(done) => self.put_response(regions, done)?,
-                Message::Work(done) => self.put_work(queue, regions, done),
-            }
-        }
-        Ok(())
-    }
-
-    fn put_response(&mut self, regions: &Regions, done: u32) -> Result<(), Failure> {
-        let request = self.owed[0];
-        let rest = u64::from(request.len - done);
-        let (sink, source) = (request.sink_offset.wrapping_add(u64::from(done)), request.source_offset);
-        let part = self.sender.tagged(Operation::ReadResponse, request.sink_stag, sink, rest);
-        let crc = self.sender.crc();
-        let payload = &mut self.scratch;
-        payload.resize(part.len, 0);
-        if part.len > 0 {
-            let key = RemoteKey(request.source_stag);
-            let fetched = regions.with(key, source + u64::from(done), part.len as u64, Right::Read, |span, at| {
-                span.copy_out(at, payload);
-            });
-            // It was in order when it was asked for: its owner has taken the key out of service since.
-            fetched.map_err(|error| Failure {
-                ends_batch: true,
-                ..self.receiver.owed_fault(&request, done, memory_fault(error)).into()
-            })?;
-        }
-        self.out.frame(|out| mpa::put_fpdu(out, part.header(), payload, crc));
-        self.message = Message::Response(done + part.len as u32);
-        if part.last {
-            self.owed.pop_front();
-            self.receiver.response_sent();
-            self.message = Message::None;
-        }
-        Ok(())
-    }
-
-    fn put_work(&mut self, queue: &mut SendQueue<Stage>, regions: &Regions, done: usize) {
-        let sequence = self.retired + self.next as Sequence;
-        let posted = queue.get_mut(self.next).expect("it was startable");
-        let rest = (posted.work.len() - done) as u64;
-        let (part, from) = match &posted.work {
-            Work::Write { from, key, address, .. } => {
-                let offset = address.wrapping_add(done as u64);
-                (self.sender.tagged(Operation::Write, key.0, offset, rest), from)
-            }
-            Work::Send { from, invalidate, flags } => {
-                let invalidate = invalidate.map(|key| key.0);
-                (self.sender.send(invalidate, flags.solicited, done as u32, rest), from)
-            }
-            Work::Read { range, key, address, .. } => {
-                let sink = regions.mint_key();
-                let request = ReadRequest {
-                    sink_stag: sink.0,
-                    sink_offset: SINK_OFFSET,
-                    len: range.len() as u32,
-                    source_stag: key.0,
-                    source_offset: *address,
-                };
-                self.receiver.await_read(request.sink_stag, request.sink_offset, request.len);
-                let sender = &mut self.sender;
-                self.out.frame(|out| sender.put_read_request(out, &request));
-                self.reads.push_back(sequence);
-                posted.state = Stage::Asked;
-                self.next += 1;
-                self.message = Message::None;
-                return;
-            }
-        };
-        self.out.segment(&part, sequence, from.as_slice(), done..done + part.len, self.sender.crc());
-        self.message = Message::Work(done + part.len);
-        if part.last {
-            posted.state = Stage::Queued(self.out.queued());
-            self.next += 1;
-            self.message = Message::None;
         }
     }
 }

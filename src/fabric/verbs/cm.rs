@@ -26,6 +26,19 @@ pub(super) struct Terms {
     pub(super) reads_out: u8,
 }
 
+impl Terms {
+    /// What an event says of the peer, seen from here: its initiator depth is the Reads to be served, its responder resources
+    /// limit ours.
+    fn said(connection: &sys::ConnectionParameters) -> Self {
+        Self { reads_in: connection.responder_resources, reads_out: connection.initiator_depth }
+    }
+
+    /// The peer serves no Reads.
+    pub(super) fn is_deaf(self) -> bool {
+        self.reads_out == 0
+    }
+}
+
 /// What happened to an identifier.
 #[derive(Debug)]
 pub(super) enum Happened {
@@ -100,7 +113,7 @@ impl EventChannel {
             // SAFETY: it came from `rdma_get_cm_event` and is acknowledged once; nothing of it is used afterwards.
             let acknowledged = unsafe { sys::rdma_ack_cm_event(raw) };
             debug_assert_eq!(acknowledged, 0);
-            let terms = Terms { reads_in: connection.responder_resources, reads_out: connection.initiator_depth };
+            let terms = Terms::said(&connection);
             let happened = match kind {
                 event::ADDR_RESOLVED => Happened::AddressResolved,
                 event::ROUTE_RESOLVED => Happened::RouteResolved,
@@ -346,4 +359,21 @@ fn millis(timeout: Duration) -> c_int {
 /// librdmacm returns -1 and sets errno.
 fn check(code: c_int) -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// rdma_cm turns round what the peer says of itself: what is served by one is asked by the other.
+    #[test]
+    fn who_serves_no_reads_is_deaf_and_who_never_reads_is_not() {
+        for (serves, reads, is_deaf) in [(128, 0, false), (128, 16, false), (0, 16, true), (0, 0, true)] {
+            let own = parameters(Terms { reads_in: serves, reads_out: reads }, b"");
+            assert_eq!((own.responder_resources, own.initiator_depth), (serves, reads));
+            let seen = sys::ConnectionParameters { responder_resources: reads, initiator_depth: serves, ..own };
+            let terms = Terms::said(&seen);
+            assert_eq!((terms.reads_in, terms.reads_out, terms.is_deaf()), (reads, serves, is_deaf));
+        }
+    }
 }

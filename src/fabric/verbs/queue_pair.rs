@@ -369,7 +369,7 @@ impl End {
                 if state.failure.is_some() || !is_asker && !matches!(state.phase, Phase::Accepting) {
                     return;
                 }
-                let is_deaf = terms.reads_out == 0 && !state.attributes.never_reads;
+                let is_deaf = terms.is_deaf() && !state.attributes.never_reads;
                 if is_asker && (terms.reads_in == 0 || is_deaf) {
                     return state.fail(Cause::PeerFault("no Read can be outstanding".to_owned()));
                 }

@@ -11,12 +11,14 @@
 use crate::metrics::Metrics;
 use crate::programs::memcache::engine::{self, Facts, StoreCommand, Stored};
 use crate::store::claims::{Claim, Revoker};
-use crate::store::draft::{Draft, Want};
+use crate::store::draft::Draft;
 use crate::store::segment::Filling;
 use crate::store::{Lookup, Miss, Pinned, Store};
 use crate::wire::memcache::request::{Command, Keys, StoreVerb};
 use crate::wire::memcache::response as reply;
 use std::sync::Arc;
+
+pub use crate::programs::stream::Ask;
 
 /// What an exchange is made of.
 #[derive(Clone)]
@@ -48,17 +50,6 @@ pub trait Bodies {
     fn swallow_body(&mut self, len: u64);
     /// What is left of the body under way vanishes.
     fn abandon_body(&mut self);
-}
-
-/// What the owner must ask the `StoreActor` for.
-#[derive(Debug)]
-pub enum Ask {
-    /// A claim; [`Exchange::handle_claim`] follows.
-    Reserve { len: u64 },
-    /// A segment; [`Exchange::handle_segment`] follows.
-    Fill { want: Want },
-    /// To say when something came free; [`Exchange::handle_retry`] follows.
-    Retry,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -12,56 +12,24 @@
 //! them, more while its lane has plenty, the last of which only the earliest unfilled piece may take, so reads ahead cannot
 //! starve the front.
 
-use crate::fabric::region::Block;
 use crate::fabric::staging::StagingBuf;
+use crate::programs::stream::{GATHER_BYTES_MAX, SLICES_MAX, Slot};
 use crate::store::Pinned;
 use crate::store::object::Object;
-use crate::store::pool::ExtentId;
-use crate::store::segment::{Content, Crcs, SEGMENT_BYTES_MAX, Segment};
+use crate::store::segment::{Content, SEGMENT_BYTES_MAX, Segment};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
 
-/// Buffers that one connection may have filled or on their way, however many others want some.
-pub const TAIL_READS: usize = 4;
-/// The same while buffers are plenty. A fast drive needs two to four megabytes on their way.
-pub const TAIL_READS_MAX: usize = 16;
+pub use crate::programs::stream::{TAIL_READS, TAIL_READS_MAX, TailRead};
+
 /// Segments that are looked up ahead, over all values of the stream, or as many as there are buffers: so much memory a
 /// slow reader keeps, and one segment.
 const WINDOW_SEGMENTS: usize = 8;
-/// Slices that one gather takes: the kernel's limit is 1,024, and a megabyte needs four.
-const SLICES_MAX: usize = 128;
 /// Text beyond this stops parsing until some has left.
 pub const TEXT_BYTES_MAX: usize = 32 << 10;
 /// Text that was sent is let go of once there is as much of it: of what a slow peer takes octet by octet.
 const SENT_TEXT_BYTES_MAX: usize = 4 << 10;
-/// Octets that one gather takes at most: a value of 1 MiB with its lines leaves in one call.
-pub const GATHER_BYTES_MAX: usize = (1 << 20) + (64 << 10);
-
-/// A disk read that the output wants.
-#[derive(Debug)]
-pub struct TailRead {
-    pub ticket: u64,
-    pub segment: Arc<Segment>,
-    pub extent: ExtentId,
-    pub crcs: Crcs,
-}
-
-#[derive(Debug)]
-enum Slot {
-    Ram(Arc<Block>),
-    Staged(StagingBuf),
-    /// Read once and failed: one more try.
-    Reading {
-        ticket: u64,
-        again: bool,
-    },
-    Wanted {
-        again: bool,
-    },
-    Failed,
-}
-
 #[derive(Debug)]
 struct Value {
     pinned: Pinned,
@@ -216,7 +184,7 @@ impl Output {
                         }
                     }
                 }
-                if !matches!(value.slots[index], Slot::Ram(_) | Slot::Staged(_)) {
+                if !value.slots[index].is_at_hand() {
                     earliest = false;
                 }
             }
@@ -350,7 +318,7 @@ impl Output {
                 }
                 Place::Value(value) => {
                     // The line waits for the first piece, so that a value that cannot be read is still a miss.
-                    if value.line > 0 && !matches!(value.slots.front(), Some(Slot::Ram(_) | Slot::Staged(_))) {
+                    if value.line > 0 && !value.slots.front().is_some_and(Slot::is_at_hand) {
                         break;
                     }
                     if !add(&self.text[text..text + value.line]) {

@@ -12,12 +12,12 @@
 //!                   waits for a claim, a segment, or another try
 //! ```
 //!
-//! The owner reads into [`Session::targets`], calls [`Session::process`], and does what [`Session::poll_action`] and
-//! [`Session::gather`] give. Nothing here waits: what cannot go on says so and is gone on with by a `handle_*` call.
+//! Its owner drives it as a [`StreamSession`].
 
 use crate::fabric::staging::StagingBuf;
-use crate::programs::memcache::exchange::{Ask, Bodies, Exchange, Replies};
-use crate::programs::memcache::output::{Failure, Output, TailRead};
+use crate::programs::memcache::exchange::{Bodies, Exchange, Replies};
+use crate::programs::memcache::output::{Failure, Output};
+use crate::programs::stream::StreamSession;
 use crate::store::Pinned;
 use crate::store::claims::{Claim, Revoker};
 use crate::store::draft::Draft;
@@ -28,9 +28,8 @@ use crate::wire::memcache::response as reply;
 use std::io::IoSlice;
 
 pub use crate::programs::memcache::exchange::Context;
+pub use crate::programs::stream::{Action, End, INPUT_BYTES};
 
-/// Input buffer of a connection that is not idle.
-pub const INPUT_BYTES: usize = 16 << 10;
 /// A body that has not as many octets in the buffer takes no memory of the store yet: a peer that sends a header and
 /// stalls costs nothing.
 const BEGIN_BYTES: usize = 8 << 10;
@@ -38,24 +37,6 @@ const BEGIN_BYTES: usize = 8 << 10;
 const COPIED_BYTES_MAX: u64 = 4 << 10;
 /// All input buffers together may grow by this much for long lines.
 pub const LONG_LINE_BYTES_MAX: u64 = 64 << 20;
-
-/// What the owner must do for a session.
-#[derive(Debug)]
-pub enum Action {
-    /// Ask the `StoreActor`; the answer goes to [`Session::handle_claim`], `handle_segment` or `handle_retry`.
-    Ask(Ask),
-    /// Start a disk read; [`Session::handle_read`] follows.
-    Read(TailRead),
-}
-
-/// Why a session ends.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum End {
-    Quit,
-    ByPeer,
-    Protocol,
-    FailedRead,
-}
 
 /// The machine of one connection.
 pub struct Session {
@@ -72,7 +53,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// `revoker` is called when a claim is taken back; [`Session::handle_revoked`] must follow.
+    /// `revoker` is called when a claim is taken back; [`StreamSession::handle_revoked`] must follow.
     pub fn new(context: Context, revoker: Revoker) -> Self {
         let conversation = Conversation::new(context.line_bytes_max);
         Self {
@@ -85,205 +66,6 @@ impl Session {
             ending: None,
             eof: false,
             held_back: false,
-        }
-    }
-
-    /// Whether octets of the peer are welcome now.
-    pub fn wants_input(&self) -> bool {
-        !self.eof
-            && self.ending.is_none()
-            && !self.exchange.is_waiting()
-            && !self.exchange.is_retrieving()
-            && !self.is_full()
-            && (self.end < self.input.len() || self.start > 0 || self.input.len() < INPUT_BYTES || self.can_grow())
-    }
-
-    /// Where the next octets of the peer go: first into the pages of the value that is arriving, then into the buffer.
-    /// Either may be empty, not both while [`Session::wants_input`].
-    pub fn targets(&mut self) -> (&mut [u8], &mut [u8]) {
-        if self.input.is_empty() {
-            self.input = vec![0; INPUT_BYTES];
-        }
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        } else if self.end == self.input.len() && self.start > 0 {
-            self.input.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        } else if self.end == self.input.len() && self.can_grow() {
-            let more = self.input.len().min(self.exchange.context().line_bytes_max + 2 - self.input.len());
-            self.exchange.context().metrics.connections.long_line_bytes.add(more as u64);
-            self.input.resize(self.input.len() + more, 0);
-        }
-        let buffered = self.start < self.end;
-        let direct = if buffered { None } else { self.exchange.draft_mut() };
-        let remaining = self.conversation.body_remaining();
-        let spare = direct.map_or(&mut [][..], Draft::spare);
-        // Until the last segment, the buffer would only take octets that must be copied out of it again.
-        let buffer = if spare.is_empty() || spare.len() as u64 == remaining { self.end } else { self.input.len() };
-        (spare, &mut self.input[buffer..])
-    }
-
-    /// The peer sent `count` octets into [`Session::targets`].
-    pub fn handle_input(&mut self, count: usize) {
-        self.exchange.handle_moved();
-        self.exchange.context().metrics.connections.bytes_read.add(count as u64);
-        let mut count = count;
-        if self.start == self.end
-            && let Some(draft) = self.exchange.draft_mut()
-        {
-            let direct = count.min(draft.spare().len());
-            if direct > 0 {
-                draft.advance(direct);
-                self.conversation.body_taken(direct as u64);
-                self.exchange.touch_claim();
-                count -= direct;
-            }
-        }
-        self.end += count;
-    }
-
-    /// The peer sends no more.
-    pub fn handle_eof(&mut self) {
-        self.eof = true;
-    }
-
-    /// Does all that can be done with what is there. Call it after every `handle_*`.
-    pub fn process(&mut self) {
-        let input = std::mem::take(&mut self.input);
-        self.process_input(&input);
-        self.input = input;
-        self.check_reads();
-        if self.eof && self.ending.is_none() && !self.exchange.is_waiting() && !self.exchange.is_retrieving() {
-            // Whatever is left of the input can never become whole.
-            if !self.is_full() {
-                self.ending = Some(End::ByPeer);
-                self.exchange.forget();
-            }
-        }
-    }
-
-    /// How many buffers the tail reads of this connection may have; see [`Output::set_tail_reads`].
-    pub fn set_tail_reads(&mut self, count: usize) {
-        self.output.set_tail_reads(count);
-    }
-
-    /// Whether buffers of the disk are filled or on their way.
-    pub fn has_tail_reads(&self) -> bool {
-        self.output.has_tail_reads()
-    }
-
-    /// What the owner must do next.
-    pub fn poll_action(&mut self) -> Option<Action> {
-        self.exchange.poll_ask().map(Action::Ask).or_else(|| self.output.poll_read().map(Action::Read))
-    }
-
-    /// What can be sent now; see [`Output::gather`].
-    pub fn gather<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) -> usize {
-        self.output.gather(slices)
-    }
-
-    /// The first `count` octets of it were sent.
-    pub fn handle_sent(&mut self, count: usize) {
-        self.exchange.handle_moved();
-        let metrics = &self.exchange.context().metrics;
-        metrics.connections.bytes_written.add(count as u64);
-        metrics.copied.arena_to_reply.add(std::mem::take(&mut self.output.copied_bytes));
-        self.held_back = false;
-        self.output.handle_sent(count);
-    }
-
-    /// The claim asked for, or none after too long a wait.
-    pub fn handle_claim(&mut self, claim: Option<Claim>) {
-        self.exchange.handle_claim(claim, &mut self.output, &mut self.conversation);
-    }
-
-    /// The segment asked for, or none after too long a wait.
-    pub fn handle_segment(&mut self, filling: Option<Filling>) {
-        self.exchange.handle_segment(filling, &mut self.output, &mut self.conversation);
-    }
-
-    /// Something came free, or some time went by.
-    pub fn handle_retry(&mut self) {
-        self.exchange.handle_retry(&mut self.output, &mut self.conversation);
-    }
-
-    /// The claim was taken back: its peer was idle while others waited.
-    pub fn handle_revoked(&mut self) {
-        self.exchange.handle_revoked(&mut self.output, &mut self.conversation);
-    }
-
-    /// A disk read ended: its octets, or none if it failed.
-    pub fn handle_read(&mut self, ticket: u64, buf: Option<StagingBuf>) {
-        if buf.is_none() {
-            self.exchange.context().metrics.failed_reads.add(1);
-        }
-        if let (Some(buf), Some(segment)) = (&buf, self.output.target(ticket)) {
-            self.exchange.context().store.warm(segment, &buf.as_slice()[..segment.len() as usize]);
-        }
-        self.output.handle_read(ticket, buf);
-    }
-
-    /// A read that [`Session::poll_action`] gave could not be started for want of a buffer.
-    pub fn handle_read_back(&mut self, ticket: u64) {
-        self.output.read_back(ticket);
-    }
-
-    /// Gives buffers that were read and not sent to others that wait for them.
-    pub fn give_back(&mut self) -> usize {
-        self.held_back |= self.output.gather(&mut Vec::new()) > 0;
-        let count = self.output.give_back();
-        self.exchange.context().metrics.reads_repeated.add(count as u64);
-        count
-    }
-
-    /// Lets go of memory that the peer does not take, for writers that wait for some.
-    pub fn give_back_memory(&mut self) {
-        self.held_back |= self.output.gather(&mut Vec::new()) > 0;
-        self.output.give_back_memory();
-        self.exchange.context().store.wake().signal();
-    }
-
-    /// The end, once everything before it was sent.
-    pub fn ended(&self) -> Option<End> {
-        self.ending.filter(|end| *end == End::FailedRead || self.output.is_empty())
-    }
-
-    /// Nobody has anything to do: no request, no reply.
-    pub fn is_idle(&self) -> bool {
-        self.output.is_empty()
-            && self.start == self.end
-            && !self.exchange.is_storing()
-            && !self.exchange.is_retrieving()
-    }
-
-    /// It is the peer's turn to move an octet, and it has not since `since_ms` of the store's clock.
-    pub fn is_stalled(&self, since_ms: u64) -> bool {
-        if self.exchange.moved_ms() >= since_ms {
-            return false;
-        }
-        let half_a_request = self.exchange.is_receiving()
-            || self.conversation.is_swallowing()
-            || self.end - self.start > LINE_BYTES_MAX && !self.exchange.is_retrieving();
-        self.held_back
-            || self.output.gather(&mut Vec::new()) > 0
-            || half_a_request && !self.exchange.is_waiting() && self.output.is_empty()
-    }
-
-    /// When the peer last moved an octet.
-    pub fn moved_ms(&self) -> u64 {
-        self.exchange.moved_ms()
-    }
-
-    /// A request is under way: what a shutdown waits for.
-    pub fn is_busy(&self) -> bool {
-        !self.output.is_empty() || self.exchange.is_storing() || self.exchange.is_retrieving()
-    }
-
-    /// Gives memory back that only a busy connection needs.
-    pub fn rest(&mut self) {
-        if self.is_idle() {
-            self.release_input();
-            self.output.rest();
         }
     }
 
@@ -366,6 +148,182 @@ impl Session {
                     return self.ending = Some(End::FailedRead);
                 }
             }
+        }
+    }
+}
+
+impl StreamSession for Session {
+    fn wants_input(&self) -> bool {
+        !self.eof
+            && self.ending.is_none()
+            && !self.exchange.is_waiting()
+            && !self.exchange.is_retrieving()
+            && !self.is_full()
+            && (self.end < self.input.len() || self.start > 0 || self.input.len() < INPUT_BYTES || self.can_grow())
+    }
+
+    fn targets(&mut self) -> (&mut [u8], &mut [u8]) {
+        if self.input.is_empty() {
+            self.input = vec![0; INPUT_BYTES];
+        }
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.end == self.input.len() && self.start > 0 {
+            self.input.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        } else if self.end == self.input.len() && self.can_grow() {
+            let more = self.input.len().min(self.exchange.context().line_bytes_max + 2 - self.input.len());
+            self.exchange.context().metrics.connections.long_line_bytes.add(more as u64);
+            self.input.resize(self.input.len() + more, 0);
+        }
+        let buffered = self.start < self.end;
+        let direct = if buffered { None } else { self.exchange.draft_mut() };
+        let remaining = self.conversation.body_remaining();
+        let spare = direct.map_or(&mut [][..], Draft::spare);
+        // Until the last segment, the buffer would only take octets that must be copied out of it again.
+        let buffer = if spare.is_empty() || spare.len() as u64 == remaining { self.end } else { self.input.len() };
+        (spare, &mut self.input[buffer..])
+    }
+
+    fn handle_input(&mut self, count: usize) {
+        self.exchange.handle_moved();
+        self.exchange.context().metrics.connections.bytes_read.add(count as u64);
+        let mut count = count;
+        if self.start == self.end
+            && let Some(draft) = self.exchange.draft_mut()
+        {
+            let direct = count.min(draft.spare().len());
+            if direct > 0 {
+                draft.advance(direct);
+                self.conversation.body_taken(direct as u64);
+                self.exchange.touch_claim();
+                count -= direct;
+            }
+        }
+        self.end += count;
+    }
+
+    fn handle_eof(&mut self) {
+        self.eof = true;
+    }
+
+    fn process(&mut self) {
+        let input = std::mem::take(&mut self.input);
+        self.process_input(&input);
+        self.input = input;
+        self.check_reads();
+        if self.eof && self.ending.is_none() && !self.exchange.is_waiting() && !self.exchange.is_retrieving() {
+            // Whatever is left of the input can never become whole.
+            if !self.is_full() {
+                self.ending = Some(End::ByPeer);
+                self.exchange.forget();
+            }
+        }
+    }
+
+    fn set_tail_reads(&mut self, count: usize) {
+        self.output.set_tail_reads(count);
+    }
+
+    fn has_tail_reads(&self) -> bool {
+        self.output.has_tail_reads()
+    }
+
+    fn poll_action(&mut self) -> Option<Action> {
+        self.exchange.poll_ask().map(Action::Ask).or_else(|| self.output.poll_read().map(Action::Read))
+    }
+
+    fn gather<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) -> usize {
+        self.output.gather(slices)
+    }
+
+    fn handle_sent(&mut self, count: usize) {
+        self.exchange.handle_moved();
+        let metrics = &self.exchange.context().metrics;
+        metrics.connections.bytes_written.add(count as u64);
+        metrics.copied.arena_to_reply.add(std::mem::take(&mut self.output.copied_bytes));
+        self.held_back = false;
+        self.output.handle_sent(count);
+    }
+
+    fn handle_claim(&mut self, claim: Option<Claim>) {
+        self.exchange.handle_claim(claim, &mut self.output, &mut self.conversation);
+    }
+
+    fn handle_segment(&mut self, filling: Option<Filling>) {
+        self.exchange.handle_segment(filling, &mut self.output, &mut self.conversation);
+    }
+
+    fn handle_retry(&mut self) {
+        self.exchange.handle_retry(&mut self.output, &mut self.conversation);
+    }
+
+    fn handle_revoked(&mut self) {
+        self.exchange.handle_revoked(&mut self.output, &mut self.conversation);
+    }
+
+    fn handle_read(&mut self, ticket: u64, buf: Option<StagingBuf>) {
+        if buf.is_none() {
+            self.exchange.context().metrics.failed_reads.add(1);
+        }
+        if let (Some(buf), Some(segment)) = (&buf, self.output.target(ticket)) {
+            self.exchange.context().store.warm(segment, &buf.as_slice()[..segment.len() as usize]);
+        }
+        self.output.handle_read(ticket, buf);
+    }
+
+    fn handle_read_back(&mut self, ticket: u64) {
+        self.output.read_back(ticket);
+    }
+
+    fn give_back(&mut self) -> usize {
+        self.held_back |= self.output.gather(&mut Vec::new()) > 0;
+        let count = self.output.give_back();
+        self.exchange.context().metrics.reads_repeated.add(count as u64);
+        count
+    }
+
+    fn give_back_memory(&mut self) {
+        self.held_back |= self.output.gather(&mut Vec::new()) > 0;
+        self.output.give_back_memory();
+        self.exchange.context().store.wake().signal();
+    }
+
+    fn ended(&self) -> Option<End> {
+        self.ending.filter(|end| *end == End::FailedRead || self.output.is_empty())
+    }
+
+    fn is_idle(&self) -> bool {
+        self.output.is_empty()
+            && self.start == self.end
+            && !self.exchange.is_storing()
+            && !self.exchange.is_retrieving()
+    }
+
+    fn is_stalled(&self, since_ms: u64) -> bool {
+        if self.exchange.moved_ms() >= since_ms {
+            return false;
+        }
+        let half_a_request = self.exchange.is_receiving()
+            || self.conversation.is_swallowing()
+            || self.end - self.start > LINE_BYTES_MAX && !self.exchange.is_retrieving();
+        self.held_back
+            || self.output.gather(&mut Vec::new()) > 0
+            || half_a_request && !self.exchange.is_waiting() && self.output.is_empty()
+    }
+
+    fn moved_ms(&self) -> u64 {
+        self.exchange.moved_ms()
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.output.is_empty() || self.exchange.is_storing() || self.exchange.is_retrieving()
+    }
+
+    fn rest(&mut self) {
+        if self.is_idle() {
+            self.release_input();
+            self.output.rest();
         }
     }
 }

@@ -17,6 +17,7 @@ pub mod export;
 pub mod files;
 pub mod reply;
 pub mod request;
+pub mod session;
 pub mod types;
 
 pub use bulk::Bulk;

@@ -312,7 +312,8 @@ impl<B: AsRef<[u8]>> Service<B> {
     }
 }
 
-fn denial_of(header: &ReplyHeader<'_>) -> &'static str {
+/// Why a call was not executed, as it is counted.
+pub(in crate::programs) fn denial_of(header: &ReplyHeader<'_>) -> &'static str {
     match &header.reply {
         Reply::Denied(_) => "denied",
         Reply::Accepted { status, .. } => match status {

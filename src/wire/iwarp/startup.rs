@@ -133,6 +133,12 @@ impl Offer {
     }
 }
 
+/// Whether a responder that Reads can do so: the peer's IRD says how many of its Reads are served at once. How many the peer
+/// Reads itself (its ORD) may be none. Without a word depths are not negotiated (RFC 6581 §9.1).
+pub fn serves_reads(request: &Frame) -> bool {
+    request.word.is_none_or(|word| word.ird > 0)
+}
+
 /// The Reply that takes a Request, still without private data, and what it settles. `crc` and `read_depth` are what the
 /// responder wants. A Request for markers is for [`refusal`].
 pub fn answer(request: &Frame, crc: bool, read_depth: u16) -> (Frame, Terms) {
@@ -300,6 +306,22 @@ mod tests {
             assert_eq!((reply.revision, reply.word), (revision, None));
             assert_eq!((terms.reads_out, terms.reads_in, terms.ready), (1, 128, None));
         }
+    }
+
+    /// What Linux's NFS client says on a device of 128: it serves Reads and never Reads.
+    #[test]
+    fn a_peer_that_never_reads_may_be_read_from() {
+        let asked = request(Some(word("", 128, 0)));
+        assert!(serves_reads(&asked));
+        let (reply, terms) = answer(&asked, false, 16);
+        assert_eq!((terms.reads_out, terms.reads_in, reply.word), (16, 0, Some(word("", 0, 16))));
+        let few = request(Some(word("AC", 3, 0)));
+        assert_eq!((serves_reads(&few), answer(&few, false, 16).1.reads_out), (true, 3));
+        // The other way round nobody could be Read from.
+        for (ird, ord, serves) in [(0, 0, false), (0, 4, false), (4, 0, true), (DEPTH_UNSTATED, 0, true)] {
+            assert_eq!(serves_reads(&request(Some(word("", ird, ord)))), serves, "{ird} {ord}");
+        }
+        assert!(serves_reads(&request(None)));
     }
 
     #[test]

@@ -122,6 +122,11 @@ impl RecordDecoder {
         self.left
     }
 
+    /// Octets of the record that must still come, once its last fragment has begun.
+    pub const fn left_of_record(&self) -> Option<u32> {
+        if self.is_inside && self.is_last { Some(self.left) } else { None }
+    }
+
     /// Nothing of a record has come: here the peer may close the stream.
     pub const fn is_between_records(&self) -> bool {
         self.mark_bytes == 0 && !self.is_inside && self.fragments == 0
@@ -387,6 +392,9 @@ mod tests {
             assert_eq!(decoder.is_between_records(), end == 0 || end == stream.len(), "{end} octets");
         }
         assert_eq!(decode(&stream[..5], &[], 100).2.left(), 1);
+        // Inside of the first fragment, behind it, behind the mark of the last, and behind that.
+        let left: Vec<_> = [5, 6, 14, 15].map(|end| decode(&stream[..end], &[], 100).2.left_of_record()).into();
+        assert_eq!(left, [None, None, Some(1), None]);
     }
 
     #[test]

@@ -1,0 +1,673 @@
+//! NFS and MOUNT for one peer on a byte stream, without its socket: records in, replies out.
+//!
+//! ```text
+//!                    +--------------------- process ----------------------+
+//!  socket -> input   | Head ──no WRITE──▶ Whole ──▶ execute ──▶ reply      | -> output -> socket
+//!                    |   └────────▶ Data ──▶ write … ──▶ end_write ──▶ reply |      ^
+//!                    |   └─refused, or no call of ours─▶ Drained ──▶ reply   |      | disk
+//!                    +----------------------------------------------------+
+//!                        │ ▲
+//!                        ▼ │ waits for space, or for the same call on another connection
+//! ```
+//! A message is gathered until it tells whether it is a WRITE. The data of one goes from the input buffer into the draft of
+//! its file as it comes, and is never held; any other message is gathered to its end. A call is answered when its record has
+//! come to its end, not before: clients do not expect replies to what they have not said. What cannot go on, holds back the
+//! stream, and so the peer.
+//!
+//! **Order.** Calls begin in the order in which they came, and are done at once but for the data of READs and WRITEs. Of a
+//! READ the octets are decided then, whatever is written later; see [`output`] for what leaves when.
+//!
+//! **Ends.** Nothing tells where the next record begins behind one that is too long or has too many fragments, and whoever
+//! sends what is no call is no client: the connection ends. Calls that are not understood are answered as RFC 5531 says.
+
+mod output;
+#[cfg(test)]
+mod tests;
+
+pub use output::MESSAGE_BYTES_MAX;
+
+use super::export::{Client, Executed, Export};
+use super::files::{WriteStep, Writing};
+use super::{Bulk, CALL_BYTES_MAX, FILE_HANDLE_BYTES_MAX, PROGRAM, Request, Stable, TRANSFER_BYTES_MAX};
+use crate::fabric::staging::StagingBuf;
+use crate::metrics::Metrics;
+use crate::programs::mount;
+use crate::programs::rpc::{self, Arguments, Refusal, bare_reply};
+use crate::programs::service::{Shared, denial_of};
+use crate::programs::stream::{Action, Ask, End, StreamSession};
+use crate::store::claims::Claim;
+use crate::store::segment::Filling;
+use crate::wire::codec::roundup_bytes;
+use crate::wire::onc_rpc::auth::AUTH_BODY_BYTES_MAX;
+use crate::wire::onc_rpc::record::{Piece, RecordDecoder, RecordLimits};
+use crate::wire::onc_rpc::{AcceptStatus, CallHeader, Credential, Part, Payload, Reply, ReplyHeader, Xid};
+use crate::wire::rpcrdma::duplicate::{Admission, CallKey, DuplicateCache, arguments_checksum};
+use output::{Lost, Output};
+use std::io::IoSlice;
+use std::mem;
+use std::sync::{Arc, MutexGuard};
+
+/// Input buffer of a connection that is not idle: so much of a WRITE is copied at a time.
+pub const INPUT_BYTES: usize = 128 << 10;
+/// Octets of a READDIR or READDIRPLUS, which FSINFO says is the best. More may be asked for: it is held until it has left.
+const LISTING_BYTES_MAX: u32 = 64 << 10;
+/// A record is a WRITE at most. A client sends one fragment for each, or one for each of its buffers.
+const RECORD_LIMITS: RecordLimits =
+    RecordLimits { bytes_max: CALL_BYTES_MAX as u32 + TRANSFER_BYTES_MAX, fragments_max: 1024 };
+/// Octets after which a message has told whether it is a WRITE: header with credential and verifier, handle, five words.
+const HEAD_BYTES_MAX: usize = 24 + 2 * (8 + AUTH_BODY_BYTES_MAX) + 4 + FILE_HANDLE_BYTES_MAX + 24;
+
+/// What a session is made of.
+#[derive(Clone)]
+pub struct Context {
+    pub export: Arc<Export>,
+    pub client: Client,
+    /// Calls that all connections remember together.
+    pub shared: Arc<Shared>,
+    pub metrics: Arc<Metrics>,
+    /// Calls that are not answered, beyond which no further is read.
+    pub calls_max: usize,
+    /// How long a WRITE waits for space, in milliseconds.
+    pub reserve_wait_ms: u64,
+}
+
+/// What becomes of the record under way.
+#[derive(Debug)]
+enum Record {
+    /// Not enough of it is there to tell.
+    Head,
+    /// It is gathered.
+    Whole,
+    /// It is complete, and the same call runs on another connection.
+    Twin,
+    /// The head of a WRITE is there, and the same call runs on another connection.
+    TwinOfWrite { len: u32 },
+    /// A WRITE whose data is arriving.
+    Data(Box<Arriving>),
+    /// The rest is of no use; at its end it is answered with this.
+    Drained(Vec<u8>),
+}
+
+/// A WRITE.
+#[derive(Debug)]
+struct Arriving {
+    xid: Xid,
+    /// It runs in the cache of duplicates.
+    key: CallKey,
+    writing: Writing,
+    stable: Stable,
+    /// Octets of its data.
+    len: u32,
+    /// Of them, those that have not come, or not been taken.
+    left: u32,
+    /// Octets of the roundup that have not come.
+    roundup: u32,
+    /// More came than there may be.
+    is_overlong: bool,
+    /// Nothing more is taken.
+    is_refused: bool,
+    /// When it began to wait for space.
+    waits_since_ms: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Waiting {
+    Nothing,
+    Space,
+    Twin,
+}
+
+/// What a call came to.
+enum Answer {
+    /// This message.
+    Message(Vec<u8>),
+    Read(Xid, super::files::Reading),
+    Write(Box<Arriving>),
+    /// It has to wait for the same call elsewhere.
+    Later,
+    /// It is none: the peer is no client.
+    NoCall,
+}
+
+/// The machine of one connection.
+pub struct Session {
+    context: Context,
+    decoder: RecordDecoder,
+    input: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Octets at `start` that are of the record, and were not taken.
+    piece_left: usize,
+    /// What is gathered of the record.
+    message: Vec<u8>,
+    record: Record,
+    waiting: Waiting,
+    asked: Option<Ask>,
+    output: Output,
+    ending: Option<End>,
+    eof: bool,
+    /// What was offered to the peer was taken back before it took it.
+    held_back: bool,
+    /// Millisecond of the store's clock at which the peer last moved an octet, or its turn began.
+    moved_ms: u64,
+}
+
+impl Session {
+    pub fn new(context: Context) -> Self {
+        let moved_ms = context.export.files().store().clock().now_ms();
+        Self {
+            context,
+            decoder: RecordDecoder::new(RECORD_LIMITS),
+            input: Vec::new(),
+            start: 0,
+            end: 0,
+            piece_left: 0,
+            message: Vec::new(),
+            record: Record::Head,
+            waiting: Waiting::Nothing,
+            asked: None,
+            output: Output::default(),
+            ending: None,
+            eof: false,
+            held_back: false,
+            moved_ms,
+        }
+    }
+
+    fn duplicates(&self) -> MutexGuard<'_, DuplicateCache> {
+        self.context.shared.duplicates()
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.context.export.files().store().clock().now_ms()
+    }
+
+    fn is_full(&self) -> bool {
+        self.output.is_full(self.context.calls_max)
+    }
+
+    /// A part of a record is here, and the rest is not.
+    fn is_inside_record(&self) -> bool {
+        self.piece_left > 0 || !self.decoder.is_between_records()
+    }
+
+    fn process_input(&mut self, input: &[u8]) {
+        while self.waiting == Waiting::Nothing && self.ending.is_none() && !self.is_full() {
+            match mem::replace(&mut self.record, Record::Head) {
+                Record::Twin => {
+                    self.execute();
+                    continue;
+                }
+                Record::TwinOfWrite { len } => {
+                    self.begin_write(len);
+                    continue;
+                }
+                record => self.record = record,
+            }
+            if self.piece_left == 0 {
+                let mut rest = &input[self.start..self.end];
+                let next = self.decoder.next(&mut rest, usize::MAX);
+                let behind = self.end - rest.len();
+                match next {
+                    Ok(None) => {
+                        self.start = behind;
+                        return;
+                    }
+                    Ok(Some(Piece::Octets(octets))) => {
+                        self.start = behind - octets.len();
+                        self.piece_left = octets.len();
+                    }
+                    Ok(Some(Piece::End)) => {
+                        self.start = behind;
+                        self.handle_record_end();
+                        continue;
+                    }
+                    Err(fault) => {
+                        tracing::debug!(%fault, "a stream cannot be read on");
+                        self.ending = Some(End::Protocol);
+                        return;
+                    }
+                }
+            }
+            let taken = self.take(&input[self.start..self.start + self.piece_left]);
+            self.start += taken;
+            self.piece_left -= taken;
+        }
+    }
+
+    /// Takes octets of the record off the front of `octets`, and says how many. None if it waits from now on, or if others are
+    /// to be taken otherwise.
+    fn take(&mut self, octets: &[u8]) -> usize {
+        match &mut self.record {
+            Record::Head => self.take_head(octets),
+            Record::Whole => {
+                let taken = octets.len().min(CALL_BYTES_MAX - self.message.len());
+                self.message.extend_from_slice(&octets[..taken]);
+                if taken == 0 {
+                    // Its header is well, so it is a call with more arguments than there are.
+                    self.refuse_message();
+                }
+                taken
+            }
+            Record::Data(arriving) => {
+                let files = self.context.export.files();
+                if arriving.left == 0 || arriving.is_refused {
+                    let of_data = octets.len().min(arriving.left as usize);
+                    let of_roundup = (octets.len() - of_data).min(arriving.roundup as usize);
+                    arriving.left -= of_data as u32;
+                    arriving.roundup -= of_roundup as u32;
+                    arriving.is_overlong |= of_data + of_roundup < octets.len();
+                    return octets.len();
+                }
+                let data = &octets[..octets.len().min(arriving.left as usize)];
+                match files.write(&mut arriving.writing, data) {
+                    WriteStep::Done(count) => {
+                        arriving.left -= count as u32;
+                        arriving.waits_since_ms = None;
+                        self.context.metrics.copied.input_to_arena.add(count as u64);
+                        count
+                    }
+                    WriteStep::Wait(_) => {
+                        let now_ms = files.store().clock().now_ms();
+                        let since_ms = *arriving.waits_since_ms.get_or_insert(now_ms);
+                        if now_ms.saturating_sub(since_ms) >= self.context.reserve_wait_ms {
+                            arriving.is_refused = true;
+                        } else {
+                            self.wait(Waiting::Space);
+                        }
+                        0
+                    }
+                    WriteStep::Refused(_) => {
+                        arriving.is_refused = true;
+                        0
+                    }
+                }
+            }
+            Record::Drained(_) => octets.len(),
+            Record::Twin | Record::TwinOfWrite { .. } => unreachable!("nothing is taken while a call waits"),
+        }
+    }
+
+    fn take_head(&mut self, octets: &[u8]) -> usize {
+        let before = self.message.len();
+        let taken = octets.len().min(HEAD_BYTES_MAX - before);
+        self.message.extend_from_slice(&octets[..taken]);
+        match Bulk::find(&self.message) {
+            Bulk::NeedMore if self.message.len() < HEAD_BYTES_MAX => taken,
+            Bulk::NeedMore | Bulk::None => {
+                self.record = Record::Whole;
+                taken
+            }
+            Bulk::Data { position, len } => {
+                // Its last word has come just now, or it would have been found before.
+                self.message.truncate(position);
+                let taken = position - before;
+                let here = octets.len() - taken;
+                match self.decoder.left_of_record() {
+                    // Known to be of another length, it is refused before anything of it is written.
+                    Some(left) if u64::from(left) + here as u64 != u64::from(len) + roundup_bytes(len.into()) => {
+                        self.refuse_message();
+                    }
+                    _ => self.begin_write(len),
+                }
+                taken
+            }
+        }
+    }
+
+    /// The gathered message is a call whose arguments are not understood.
+    fn refuse_message(&mut self) {
+        let xid = Xid(self.message.first_chunk().map_or(0, |octets| u32::from_be_bytes(*octets)));
+        let answer = self.garbage(xid);
+        self.message.clear();
+        self.record = match answer {
+            Answer::Message(octets) => Record::Drained(octets),
+            _ => unreachable!("it is answered at once"),
+        };
+    }
+
+    /// The head of a WRITE is gathered, with the length of its data.
+    fn begin_write(&mut self, len: u32) {
+        let message = mem::take(&mut self.message);
+        let chunk = rpc::Reduced { position: message.len() as u64, len: len.into() };
+        match self.answer(Arguments { stream: &message, chunks: &[chunk] }) {
+            Answer::Message(octets) => self.record = Record::Drained(octets),
+            Answer::Write(arriving) => self.record = Record::Data(arriving),
+            Answer::Later => {
+                self.record = Record::TwinOfWrite { len };
+                self.message = message;
+                self.wait(Waiting::Twin);
+            }
+            Answer::NoCall | Answer::Read(..) => unreachable!("it was found to be a WRITE"),
+        }
+    }
+
+    fn handle_record_end(&mut self) {
+        match mem::replace(&mut self.record, Record::Head) {
+            Record::Head | Record::Whole => self.execute(),
+            Record::Drained(octets) => self.output.message(&octets),
+            Record::Data(arriving) => self.end_write(*arriving),
+            Record::Twin | Record::TwinOfWrite { .. } => unreachable!("nothing is read while a call waits"),
+        }
+    }
+
+    /// The gathered message is a call.
+    fn execute(&mut self) {
+        let message = mem::take(&mut self.message);
+        match self.answer(Arguments { stream: &message, chunks: &[] }) {
+            Answer::Message(octets) => self.output.message(&octets),
+            Answer::Read(xid, reading) => self.output.read(xid, reading),
+            Answer::Later => {
+                self.record = Record::Twin;
+                self.message = message;
+                return self.wait(Waiting::Twin);
+            }
+            Answer::NoCall => self.ending = Some(End::Protocol),
+            Answer::Write(_) => unreachable!("the data of a WRITE is found before its record ends"),
+        }
+        // Its memory serves the next.
+        self.message = message;
+        self.message.clear();
+    }
+
+    /// What a call comes to, as far as it can be executed now.
+    fn answer(&self, arguments: Arguments<'_>) -> Answer {
+        let counts = &self.context.metrics.rpc_calls;
+        let call = match rpc::accept(&[&PROGRAM, &mount::PROGRAM], arguments) {
+            Ok(call) => call,
+            Err(Refusal::Reply(header)) => return self.deny(&header),
+            // A chunk is at the data of a WRITE, which is behind the header.
+            Err(Refusal::Silence | Refusal::ChunkError) => {
+                counts.dropped.add("not_a_call");
+                return Answer::NoCall;
+            }
+        };
+        let (header, name) = (call.header, call.procedure.name);
+        let Context { export, client, .. } = &self.context;
+        if header.program == mount::PROGRAM_NUMBER {
+            let Ok(request) = mount::Request::parse(call) else { return self.garbage(header.xid) };
+            counts.procedures.add(name);
+            return message_of(&export.execute_mount(client, &request).encode(header.xid));
+        }
+        let Ok(mut request) = Request::parse(call) else { return self.garbage(header.xid) };
+        match &mut request {
+            Request::ReadDir(read) => read.count = read.count.min(LISTING_BYTES_MAX),
+            Request::ReadDirPlus(read) => read.maxcount = read.maxcount.min(LISTING_BYTES_MAX),
+            _ => {}
+        }
+        let key = match self.admit(&header, &request, arguments.stream) {
+            Ok(key) => key,
+            Err(Answer::Later) => return Answer::Later,
+            Err(answer) => {
+                counts.procedures.add(name);
+                return answer;
+            }
+        };
+        counts.procedures.add(name);
+        // Of NULL it need not be understood.
+        let credential = header.credential.credential().unwrap_or(Credential::None);
+        match (export.execute(client, &credential, &request), key) {
+            (Executed::Reply(reply), key) => {
+                let answer = reply.encode(header.xid);
+                self.complete(key.as_ref(), &answer);
+                message_of(&answer)
+            }
+            (Executed::Read(reading), _) => Answer::Read(header.xid, reading),
+            (Executed::Write { writing, data, stable }, Some(key)) => Answer::Write(Box::new(Arriving {
+                xid: header.xid,
+                key,
+                writing,
+                stable,
+                len: data.len(),
+                left: data.len(),
+                roundup: roundup_bytes(data.len().into()) as u32,
+                is_overlong: false,
+                is_refused: false,
+                waits_since_ms: None,
+            })),
+            (Executed::Write { .. }, None) => unreachable!("a WRITE has a lasting effect"),
+        }
+    }
+
+    /// Looks for a duplicate of a call that must not be executed twice; its key, if it is executed now.
+    fn admit(&self, header: &CallHeader<'_>, request: &Request<'_>, stream: &[u8]) -> Result<Option<CallKey>, Answer> {
+        if !request.has_lasting_effect() {
+            return Ok(None);
+        }
+        let key = CallKey {
+            peer: self.context.client.address,
+            program: header.program,
+            version: header.version,
+            procedure: header.procedure,
+            xid: header.xid,
+            // The data of a WRITE is not in it, nor where it is in a chunk.
+            checksum: arguments_checksum(stream, &[]),
+        };
+        match self.duplicates().admit(key) {
+            Admission::Execute => Ok(Some(key)),
+            Admission::Running => Err(Answer::Later),
+            Admission::Replay(reply) => {
+                self.context.metrics.rpc_calls.replayed.add(1);
+                Err(Answer::Message(reply.to_vec()))
+            }
+        }
+    }
+
+    fn complete(&self, key: Option<&CallKey>, reply: &Payload) {
+        if let (Some(key), [Part::Bytes(octets)]) = (key, reply.parts()) {
+            self.duplicates().complete(key, octets);
+        }
+    }
+
+    /// The record of a WRITE has come to its end.
+    fn end_write(&mut self, arriving: Arriving) {
+        let Arriving { xid, key, writing, stable, len, left, roundup, is_overlong, .. } = arriving;
+        let files = self.context.export.files();
+        if left > 0 || roundup > 0 || is_overlong {
+            // What came of it is written: its sender could have written that much by itself.
+            let _ = files.end_write(writing, len, Stable::Unstable);
+            self.duplicates().forget(&key);
+            if let Answer::Message(octets) = self.garbage(xid) {
+                self.output.message(&octets);
+            }
+            return;
+        }
+        let reply = super::Reply::Write(files.end_write(writing, len, stable)).encode(xid);
+        self.complete(Some(&key), &reply);
+        if let Answer::Message(octets) = message_of(&reply) {
+            self.output.message(&octets);
+        }
+    }
+
+    fn garbage(&self, xid: Xid) -> Answer {
+        self.deny(&ReplyHeader { xid, reply: Reply::accepted(AcceptStatus::GarbageArgs) })
+    }
+
+    fn deny(&self, header: &ReplyHeader<'_>) -> Answer {
+        self.context.metrics.rpc_calls.denied.add(denial_of(header));
+        message_of(&bare_reply(header))
+    }
+
+    fn wait(&mut self, what: Waiting) {
+        self.waiting = what;
+        self.asked = Some(Ask::Retry);
+    }
+
+    fn check_reads(&mut self) {
+        let store = self.context.export.files().store();
+        while let Some(lost) = self.output.poll_lost() {
+            let (Lost::Refused(object) | Lost::Broken(object)) = &lost;
+            if let Some(object) = object {
+                store.drop_lost(object);
+            }
+            if matches!(lost, Lost::Broken(_)) {
+                return self.ending = Some(End::FailedRead);
+            }
+        }
+    }
+}
+
+/// A reply that has no data.
+fn message_of(payload: &Payload) -> Answer {
+    match payload.parts() {
+        [Part::Bytes(octets)] => Answer::Message(octets.clone()),
+        _ => unreachable!("only what is read is sent from where it lies"),
+    }
+}
+
+impl StreamSession for Session {
+    fn wants_input(&self) -> bool {
+        !self.eof
+            && self.ending.is_none()
+            && self.waiting == Waiting::Nothing
+            && !self.is_full()
+            && (self.start > 0 || self.end < self.input.len() || self.input.is_empty())
+    }
+
+    fn targets(&mut self) -> (&mut [u8], &mut [u8]) {
+        if self.input.is_empty() {
+            self.input = vec![0; INPUT_BYTES];
+        }
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.end == self.input.len() && self.start > 0 {
+            self.input.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        (&mut [], &mut self.input[self.end..])
+    }
+
+    fn handle_input(&mut self, count: usize) {
+        self.moved_ms = self.now_ms();
+        self.context.metrics.connections.bytes_read.add(count as u64);
+        self.end += count;
+    }
+
+    fn handle_eof(&mut self) {
+        self.eof = true;
+    }
+
+    fn process(&mut self) {
+        let input = mem::take(&mut self.input);
+        self.process_input(&input);
+        self.input = input;
+        self.check_reads();
+        if self.eof && self.ending.is_none() && self.waiting == Waiting::Nothing && !self.is_full() {
+            // Whatever is left of the input can never become whole.
+            self.ending = Some(End::ByPeer);
+        }
+    }
+
+    fn set_tail_reads(&mut self, count: usize) {
+        self.output.set_tail_reads(count);
+    }
+
+    fn has_tail_reads(&self) -> bool {
+        self.output.has_tail_reads()
+    }
+
+    fn poll_action(&mut self) -> Option<Action> {
+        self.asked.take().map(Action::Ask).or_else(|| self.output.poll_read().map(Action::Read))
+    }
+
+    fn gather<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) -> usize {
+        self.output.gather(slices)
+    }
+
+    fn handle_sent(&mut self, count: usize) {
+        self.moved_ms = self.now_ms();
+        self.context.metrics.connections.bytes_written.add(count as u64);
+        self.held_back = false;
+        self.output.handle_sent(count);
+    }
+
+    /// None is asked for: a draft claims by itself what it needs.
+    fn handle_claim(&mut self, _: Option<Claim>) {}
+
+    /// None is asked for.
+    fn handle_segment(&mut self, _: Option<Filling>) {}
+
+    fn handle_retry(&mut self) {
+        if self.waiting != Waiting::Nothing {
+            self.waiting = Waiting::Nothing;
+            // It is the peer's turn from now on: the wait was ours.
+            self.moved_ms = self.now_ms();
+        }
+    }
+
+    /// No claim is this session's.
+    fn handle_revoked(&mut self) {}
+
+    fn handle_read(&mut self, ticket: u64, buf: Option<StagingBuf>) {
+        match (&buf, self.output.target(ticket)) {
+            (None, _) => self.context.metrics.failed_reads.add(1),
+            (Some(buf), Some(segment)) => {
+                let store = self.context.export.files().store();
+                store.warm(&segment, &buf.as_slice()[..segment.len() as usize]);
+            }
+            (Some(_), None) => {}
+        }
+        self.output.handle_read(ticket, buf);
+    }
+
+    fn handle_read_back(&mut self, ticket: u64) {
+        self.output.read_back(ticket);
+    }
+
+    fn give_back(&mut self) -> usize {
+        self.held_back |= self.output.gather(&mut Vec::new()) > 0;
+        let count = self.output.give_back();
+        self.context.metrics.reads_repeated.add(count as u64);
+        count
+    }
+
+    fn give_back_memory(&mut self) {
+        self.held_back |= self.output.gather(&mut Vec::new()) > 0;
+        self.output.give_back_memory();
+        self.context.export.files().store().wake().signal();
+    }
+
+    fn ended(&self) -> Option<End> {
+        self.ending.filter(|end| *end == End::FailedRead || self.output.is_empty())
+    }
+
+    fn is_idle(&self) -> bool {
+        self.output.is_empty() && self.start == self.end && !self.is_inside_record()
+    }
+
+    fn is_stalled(&self, since_ms: u64) -> bool {
+        if self.moved_ms >= since_ms {
+            return false;
+        }
+        self.held_back
+            || self.output.gather(&mut Vec::new()) > 0
+            || self.is_inside_record() && self.waiting == Waiting::Nothing && self.output.is_empty()
+    }
+
+    fn moved_ms(&self) -> u64 {
+        self.moved_ms
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.output.is_empty() || self.is_inside_record() || self.waiting != Waiting::Nothing
+    }
+
+    fn rest(&mut self) {
+        if self.is_idle() {
+            (self.input, self.start, self.end) = (Vec::new(), 0, 0);
+            self.message = Vec::new();
+            self.output.rest();
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Record::Data(arriving) = mem::replace(&mut self.record, Record::Head) {
+            let Arriving { key, writing, len, .. } = *arriving;
+            // What came of it is in the file, and its times say so. The call may come again, on the next connection.
+            let _ = self.context.export.files().end_write(writing, len, Stable::Unstable);
+            self.duplicates().forget(&key);
+        }
+    }
+}
