@@ -7,10 +7,10 @@
 #![no_main]
 
 use bulkhead::metrics::Metrics;
-use bulkhead::programs::service::{Output, PlaceSource, Repost, Service, Shared, Surroundings, Terms};
 use bulkhead::programs::bulkhead::{
     Deletion, GetRequest, Item, Key, ListRequest, Put, PutMore, RangeOf, Request, StatRequest,
 };
+use bulkhead::programs::service::{Output, PlaceSource, Repost, Service, Shared, Surroundings, Terms};
 use bulkhead::store::claims::Revoker;
 use bulkhead::store::draft::Want;
 use bulkhead::store::{Condition, Sizes, Store};
