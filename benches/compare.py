@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Bulkhead beside memcached and beside the bare disk, on one machine, in one run.
 
-usage: benches/compare.py [hot|tail|cold|native|short|rpc|idle ...]     (default: all of these)
+usage: benches/compare.py [hot|tail|cold|native|short|rpc|nfs|idle ...]     (default: all of these)
        tests/rdma-vm/run benches/compare.py rdma                   (in the VM with RDMA devices)
 environment: ROUNDS (7), SECONDS (1), SERVER_CORE (0), CLIENT_CORE (1), MEMCACHED (memcached), WORK (a directory for pools,
 below target/ by default), PRIORITY (a command in front of servers and clients, such as "chrt -f 1" on a shared machine),
@@ -15,6 +15,8 @@ native  GET over iWARP, CRC off and on, against one bare TCP stream; one connect
 short   GET of 100 octets against a blocking TCP ping-pong of 64
 rpc     RPC over iWARP: GET of 1 MiB against the native door of the same daemon; 64 values of 64 KiB in one call against 64 calls;
         NULL against the ping-pong; 64 calls at once with 64 credits against one credit
+nfs     READ and WRITE of files of 1 MiB and 16 MiB over TCP against GET and SET of the same by the memcache door of the same daemon,
+        and one bare TCP stream; NULL against the ping-pong
 idle    CPU of a daemon with 100 open connections, on both doors
 rdma    GET of 1 MiB over each RDMA device of the VM against ib_write_bw -s 262144 on the same device
 
@@ -36,6 +38,7 @@ PRIORITY = os.environ.get("PRIORITY", "").split()
 WORK = tempfile.mkdtemp(prefix="compare-", dir=os.environ.get("WORK", os.path.join(ROOT, "target")))
 TICKS = os.sysconf("SC_CLK_TCK")
 MIB = 1 << 20
+SCHEMES = {"http": "admin", "native": "native", "rpc": "rpc", "nfs": "nfs"}
 running = []
 # Those of the VM are none of a daemon's settings.
 for name in [name for name in os.environ if name.startswith("BULKHEAD_")]:
@@ -66,21 +69,22 @@ def started(process, url, admin=None):
     return server
 
 
-def bulkhead(memory, pool="9GiB", native=False, door="native+iwarp://127.0.0.1:0?crc=off", rpc=None, settings={}):
+def bulkhead(memory, pool="9GiB", native=False, door="native+iwarp://127.0.0.1:0?crc=off", rpc=None, nfs=None, settings={}):
     pool_dir = tempfile.mkdtemp(prefix="pool-", dir=WORK)
     os.rmdir(pool_dir)
     command = [*PRIORITY, "taskset", "-c", SERVER_CORE, BINARY, "serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--native", door if native else "off",
-               "--memory", memory, "--lanes", "1", "--pool", f"{pool_dir}:{pool}", "--log-level", "warn", *(["--rpc", rpc] if rpc else [])]
+               "--memory", memory, "--lanes", "1", "--pool", f"{pool_dir}:{pool}", "--log-level", "warn", *(["--rpc", rpc] if rpc else []),
+               *(["--nfs-tcp", nfs] if nfs else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | settings)
     urls = {}
     for line in process.stdout:
         if line.startswith("listening "):
             url = line.split()[1]
-            urls["admin" if url.startswith("http") else "native" if url.startswith("native") else "rpc" if url.startswith("rpc") else "door"] = url
+            urls[next((name for scheme, name in SCHEMES.items() if url.startswith(scheme)), "door")] = url
         if line == "ready\n":
             break
     server = started(process, urls["native" if native else "door"], urls["admin"])
-    server.pool, server.rpc = pool_dir, urls.get("rpc")
+    server.pool, server.rpc, server.nfs = pool_dir, urls.get("rpc"), urls.get("nfs", "").removeprefix("nfs+tcp://")
     return server
 
 
@@ -375,6 +379,43 @@ def rpc():
     server.stop()
 
 
+def nfs_program(*arguments):
+    run = subprocess.run([*PRIORITY, "taskset", "-c", CLIENT_CORE, program("nfs"), *map(str, arguments)], capture_output=True, text=True, check=True)
+    return float(run.stdout or 0)
+
+
+def nfs():
+    tcp, server = BareTcp(), bulkhead("2GiB", "4GiB", nfs="127.0.0.1:0")
+    print(f"## Files over NFS and values over memcache, one connection each, against one bare TCP stream, {ROUNDS} rounds of {SECONDS:g} s")
+    print("| size | in flight | TCP stream MiB/s | READ MiB/s | GET MiB/s | READ / GET | READ / stream | WRITE MiB/s | SET MiB/s | WRITE / SET | pp us | dropped |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    for size, count, depth in (("1MiB", 64, 1), ("1MiB", 64, 8), ("16MiB", 16, 8)):
+        octets = int(size.removesuffix("MiB")) * MIB
+        # A value in flight is one call of NFS, or as many as it has MiB.
+        common = ["--size", size, "--keys", str(count), "--connections", "1", "--depth", str(max(1, depth * MIB // octets))]
+        nfs_program("load", server.nfs, count, octets)
+        bench(server, "--op", "get", *common, "--seconds", "300ms")
+        files = lambda what: nfs_program(what, server.nfs, SECONDS, count, octets, depth)
+        values = lambda op: bench(server, "--op", op, *common, "--no-load", "--seconds", lasting(SECONDS))["bytes_per_second"]
+        ways = {"tcp": lambda: tcp.run("stream", SECONDS), "read": lambda: files("read"), "get": lambda: values("get"),
+                "write": lambda: files("write"), "set": lambda: values("set"), "ping": lambda: tcp.run("ping", 0.1)}
+        rounds, dropped = kept(taken_in_turn(ways), lambda each: each["tcp"])
+        rate = lambda way: median([each[way] / MIB for each in rounds])
+        ratio = lambda one, other: median([each[one] / each[other] for each in rounds])
+        print(f"| {size} | {depth} | {rate('tcp'):.0f} | {rate('read'):.0f} | {rate('get'):.0f} | **{ratio('read', 'get'):.2f}** | "
+              f"**{ratio('read', 'tcp'):.2f}** | {rate('write'):.0f} | {rate('set'):.0f} | **{ratio('write', 'set'):.2f}** | "
+              f"{median([each['ping'] for each in rounds]):.1f} | {dropped} |", flush=True)
+    print(f"## NULL against the ping-pong, {ROUNDS} rounds of {SECONDS / 2:g} s")
+    print("| NULL p50 us | ping-pong p50 us | ratio | dropped |")
+    print("|---|---|---|---|")
+    ways = {"null": lambda: nfs_program("null", server.nfs, SECONDS / 2), "ping": lambda: tcp.run("ping", SECONDS / 2)}
+    rounds, dropped = kept(taken_in_turn(ways), lambda each: each["ping"])
+    print(f"| {median([each['null'] for each in rounds]):.1f} | {median([each['ping'] for each in rounds]):.1f} | "
+          f"**{median([each['null'] / each['ping'] for each in rounds]):.2f}** | {dropped} |", flush=True)
+    server.stop()
+    tcp.stop()
+
+
 def idle():
     print("## Idle with 100 connections for 20 s")
     for door in (False, True):
@@ -462,7 +503,7 @@ def rdma():
 
 
 def main():
-    known = {"hot": hot, "tail": tail, "cold": cold, "native": native, "short": short, "rpc": rpc, "idle": idle}
+    known = {"hot": hot, "tail": tail, "cold": cold, "native": native, "short": short, "rpc": rpc, "nfs": nfs, "idle": idle}
     wanted = sys.argv[1:] or list(known)
     # Needs devices that few machines have.
     known["rdma"] = rdma
