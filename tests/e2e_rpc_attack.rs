@@ -5,9 +5,12 @@
 //! It runs for a few seconds, from a seed that a failure prints. `BULKHEAD_ATTACK_SECONDS` and `BULKHEAD_ATTACK_SEED` say
 //! otherwise.
 
+use bulkhead::client::rpc::{Answer, Argument, RawCall};
+use bulkhead::config::Config;
 use bulkhead::programs::bulkhead::{Deletion, GetRequest, ListRequest, Request, StatRequest, Status, Touch};
 use bulkhead::wire::rpcrdma::private_data::PrivateData;
 use common::Pattern;
+use nfs3_types::nfs3::*;
 use rpc::raw::{Ask, Raw};
 use rpc::{FABRICS, Served, draft, get, got, key, more, put, put_chunk, range, serve, stored};
 use serde_json::Value;
@@ -16,6 +19,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 mod common;
+mod nfs;
 mod rpc;
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -78,9 +82,42 @@ fn calls(octets: &[u8]) -> Vec<Ask<'static>> {
     asks
 }
 
+/// Calls of NFS on a file and a directory that nobody else needs, and of MOUNT.
+fn nfs_calls(root: &nfs_fh3, file: &nfs_fh3, octets: &[u8]) -> Vec<Ask<'static>> {
+    let plain = |call: RawCall| Ask::other(call.into_call().0.message);
+    let write = |offset: u64, stable, data: &[u8]| {
+        plain(nfs::write(file, offset, stable, Argument::Octets(data.to_vec()))).with(data)
+    };
+    let (unstable, stable) = (stable_how::UNSTABLE, stable_how::FILE_SYNC);
+    let list = |bytes: u32| plain(nfs::readdirplus(root, (0, cookieverf3::default()), bytes, bytes.into()));
+    vec![
+        plain(nfs::null()),
+        plain(nfs::mnt("/")),
+        plain(nfs::getattr(file)),
+        plain(nfs::fsinfo(root)),
+        plain(nfs::lookup(root, "bad file")),
+        plain(nfs::create(root, "bad file")),
+        plain(nfs::create(root, "bad other")),
+        plain(nfs::remove(root, "bad other")),
+        plain(nfs::commit(file, 0, 0)),
+        plain(nfs::symlink(root, "bad link", b"path")).with(b"path"),
+        plain(nfs::readlink(file, 100)),
+        plain(nfs::read(file, 5, 700)),
+        Ask { writes: vec![vec![60_000, 10_000, 3]], ..plain(nfs::read(file, 5, 70_001)) },
+        Ask { writes: vec![vec![]], reply: Some(vec![40_000, 40_000]), ..plain(nfs::read(file, 0, 70_000)) },
+        write(3, stable, &octets[..300]),
+        Ask { cuts: Some(vec![9_000]), ..write(1 << 20, unstable, &octets[..9_000]) },
+        Ask { cuts: Some(vec![50_000, 20_001, 3]), ..write(0, stable, &octets[..70_001]) },
+        Ask { long: Some(3_000), ..write(70_000, unstable, &octets[..9_000]) },
+        list(900),
+        Ask { reply: Some(vec![900, 900, 9_000]), ..list(9_000) },
+    ]
+}
+
 async fn attack(
     served: &Served,
     mut random: Random,
+    (root, file): &(nfs_fh3, nfs_fh3),
     (vectors, told): (&[Vec<u8>], &[Vec<u8>]),
     until: Instant,
     rounds: &Cell<u64>,
@@ -107,7 +144,10 @@ async fn attack(
             let (mut message, pending) = if random.below(3) == 0 {
                 (vectors[random.below(vectors.len())].clone(), None)
             } else {
-                let mut asks = calls(&octets);
+                let mut asks = match random.below(2) {
+                    0 => calls(&octets),
+                    _ => nfs_calls(root, file, &octets),
+                };
                 let (message, pending) = peer.prepare(&asks.swap_remove(random.below(asks.len())));
                 (message, Some(pending))
             };
@@ -124,6 +164,22 @@ async fn attack(
             drop(pending);
         }
     }
+}
+
+fn exporting(config: &mut Config) {
+    config.listen.nfs_tcp = vec!["127.0.0.1:0".parse().unwrap()];
+}
+
+/// The root, and a file that is made in it.
+async fn nfs_handles(peer: &mut Raw) -> (nfs_fh3, nfs_fh3) {
+    let mut stream = async |call: RawCall| {
+        let ask = Ask::other(call.into_call().0.message);
+        peer.call_other(&ask).await.unwrap().stream
+    };
+    let mounted = Answer { stream: stream(nfs::mnt("/")).await, chunks: vec![] };
+    let root = nfs::mounted(&mounted).unwrap();
+    let created: CREATE3res = nfs::results_of(&stream(nfs::create(&root, "bad file")).await);
+    (root, created.unwrap().obj.unwrap())
 }
 
 async fn serve_well(peer: &mut Raw, until: Instant) {
@@ -156,15 +212,17 @@ async fn peers_that_send_changed_messages_hurt_nobody() {
     let (vectors, told) = (of(false), of(true));
     assert!(vectors.len() > 40 && told.len() > 5, "{} messages, {} private data", vectors.len(), told.len());
     for fabric in FABRICS {
-        let served = Rc::new(serve(fabric, "attack", |_| {}).await);
+        let served = Rc::new(serve(fabric, "attack", exporting).await);
         let mut good = served.connect().await;
+        let handles = nfs_handles(&mut good).await;
         let until = Instant::now() + Duration::from_secs(seconds);
         let rounds = Rc::new(Cell::new(0));
         let attackers: Vec<_> = (0..3)
             .map(|index| {
                 let (served, rounds, vectors, told) = (served.clone(), rounds.clone(), vectors.clone(), told.clone());
+                let handles = handles.clone();
                 let random = Random(seed.wrapping_mul(31).wrapping_add(index));
-                actix::spawn(async move { attack(&served, random, (&vectors, &told), until, &rounds).await })
+                actix::spawn(async move { attack(&served, random, &handles, (&vectors, &told), until, &rounds).await })
             })
             .collect();
         serve_well(&mut good, until).await;
@@ -172,6 +230,8 @@ async fn peers_that_send_changed_messages_hurt_nobody() {
             attacker.await.unwrap();
         }
         assert!(rounds.get() > 100, "{} messages", rounds.get());
+        let executed = served.handle.metrics().rpc_calls.nfs.list();
+        assert!(executed.len() > 5, "of NFS: {executed:?}");
         drop(good);
         served.until_quiet().await;
         let served = Rc::into_inner(served).expect("nobody else has it");

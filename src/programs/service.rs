@@ -6,6 +6,7 @@
 //!  handle_message ────────▶ Queued ─▶ Pulling ─┬──────▶ Held ──┐
 //!        └──────────────────────────────────── dispatch ◀──────┘
 //!                                                 │  ├─▶ Waiting (room for a long reply) ─▶ dispatch
+//!                                                 │  ├─▶ Busy (a READ; pins) ─▶ dispatch
 //!                                                 │  └─▶ Twin (it runs on another connection) ─▶ dispatch
 //!           ┌──────────────┬──────────────────────┤
 //!           ▼              ▼                      ▼
@@ -23,8 +24,9 @@
 //! differs between programs is in `request` and `dispatching`.
 //!
 //! **Bounds.** Long calls and long replies are held within a budget each, of which a call takes its share at once and keeps it
-//! until it is answered; octets of values are never held but in buffers that are counted. Whoever waits for pins has neither
-//! pins nor room for its reply, and whoever waits for such room has none. So no two calls wait for each other.
+//! until it is answered; octets of values are never held but in buffers that are counted, of which a WRITE that waits for space
+//! keeps those it has and gets no more. Whoever waits for pins has neither pins nor room for its reply, and whoever waits for such
+//! room has none. So no two calls wait for each other.
 
 mod answering;
 mod call;
@@ -369,6 +371,7 @@ impl<B: AsRef<[u8]>> Service<B> {
     pub fn handle_retry(&mut self, now: Duration) {
         self.is_retry_asked = false;
         self.retry_gets(now);
+        self.retry_reads(now);
         self.retry_writes(now);
     }
 

@@ -148,6 +148,11 @@ fn body_of(message: &[u8]) -> &[u8] {
     }
 }
 
+/// The results of a reply message that has all of them.
+pub fn results_of<T: Unpack>(message: &[u8]) -> T {
+    unpacked(body_of(message))
+}
+
 /// The results of a reply. The one that may travel in a chunk is the last of its procedure's, so it is put back there.
 pub fn results<T: Unpack>(answer: &Answer) -> T {
     let mut stream = answer.stream.clone();
@@ -202,6 +207,23 @@ fn place<'a>(directory: &nfs_fh3, name: &'a str) -> diropargs3<'a> {
 
 pub fn null() -> RawCall {
     RawCall::new(PROGRAM, VERSION, 0, OpaqueAuth::NONE)
+}
+
+/// MNT of MOUNT, over what NFS goes over.
+pub fn mnt(path: &str) -> RawCall {
+    const MNT: u32 = 1;
+    let mut call = RawCall::new(mount::PROGRAM, mount::VERSION, MNT, AuthSys::around(&credential()));
+    call.words().encoded(&packed(&dirpath(Opaque::borrowed(path.as_bytes()))));
+    call.reply_bytes_max(SMALL_BYTES);
+    call
+}
+
+/// The handle that MNT gives.
+pub fn mounted(answer: &Answer) -> Result<nfs_fh3, mount::mountstat3> {
+    match results(answer) {
+        mountres3::Ok(mounted) => Ok(nfs_fh3 { data: Opaque::owned(mounted.fhandle.0.to_vec()) }),
+        mountres3::Err(status) => Err(status),
+    }
 }
 
 pub fn getattr(object: &nfs_fh3) -> RawCall {

@@ -25,6 +25,8 @@ const FRESH: u8 = 0xee;
 #[derive(Clone, Debug)]
 pub struct Ask<'a> {
     pub request: Request<'a, Item>,
+    /// What is called instead of that, of another program, with any xid; [`taken`] takes its answer apart.
+    pub other: Option<Payload>,
     /// Octets of the argument that may be reduced.
     pub data: Vec<u8>,
     /// `data` goes in a read chunk of segments of these lengths; a sum beyond its length is roundup.
@@ -39,7 +41,12 @@ pub struct Ask<'a> {
 impl<'a> Ask<'a> {
     /// All inline.
     pub fn new(request: Request<'a, Item>) -> Self {
-        Self { request, data: Vec::new(), cuts: None, writes: Vec::new(), reply: None, long: None }
+        Self { request, other: None, data: Vec::new(), cuts: None, writes: Vec::new(), reply: None, long: None }
+    }
+
+    /// A call to another program.
+    pub fn other(payload: Payload) -> Self {
+        Self { other: Some(payload), ..Self::new(Request::Null) }
     }
 
     /// The same with these octets.
@@ -280,7 +287,10 @@ impl Raw {
 
     pub fn prepare_as(&mut self, xid: Xid, ask: &Ask<'_>) -> (Vec<u8>, Pending) {
         let (mut sources, mut reads, mut stream) = (Vec::new(), Vec::new(), Vec::new());
-        let payload: Payload = ask.request.encode(xid, OpaqueAuth::NONE);
+        let payload = match &ask.other {
+            Some(payload) => payload.clone().with_xid(xid),
+            None => ask.request.encode(xid, OpaqueAuth::NONE),
+        };
         for part in payload.parts() {
             match (part, &ask.cuts) {
                 (Part::Bytes(bytes), _) => stream.extend_from_slice(bytes),
@@ -322,12 +332,22 @@ impl Raw {
 
     /// The answer to `pending`; others stay where they are.
     pub async fn answer(&mut self, pending: &Pending) -> Outcome {
+        read(&self.answer_to(pending).await, pending)
+    }
+
+    /// The same as it came.
+    pub async fn answer_to(&mut self, pending: &Pending) -> Vec<u8> {
         let of = |message: &[u8]| message.get(..4) == Some(&pending.xid.0.to_be_bytes()[..]);
         let came = self.until(|raw| raw.messages.iter().any(|(message, _)| of(message))).await;
         assert!(came, "{:?} is not answered: {:?}", pending.xid, self.ended);
         let at = self.messages.iter().position(|(message, _)| of(message)).expect("it came");
-        let (message, _) = self.messages.remove(at).expect("it is there");
-        read(&message, pending)
+        self.messages.remove(at).expect("it is there").0
+    }
+
+    /// Calls another program.
+    pub async fn call_other(&mut self, ask: &Ask<'_>) -> Result<Taken, RdmaError> {
+        let pending = self.ask(ask);
+        taken(&self.answer_to(&pending).await, &pending)
     }
 
     pub async fn call(&mut self, ask: &Ask<'_>) -> Outcome {
@@ -336,10 +356,50 @@ impl Raw {
     }
 }
 
+/// What came with an answer.
+#[derive(Debug)]
+pub struct Taken {
+    /// The RPC message, less what is in write chunks.
+    pub stream: Vec<u8>,
+    /// Octets in each write chunk.
+    pub chunks: Vec<Vec<u8>>,
+    pub granted: u32,
+    pub placement: Placement,
+}
+
 /// Takes an answer apart.
 pub fn read(message: &[u8], pending: &Pending) -> Outcome {
+    let Taken { stream, chunks, granted, placement } = match taken(message, pending) {
+        Ok(taken) => taken,
+        Err(error) => return Outcome::Error(error),
+    };
+    let lengths: Vec<_> =
+        pending.writes.iter().zip(&chunks).map(|(c, o)| (!c.is_empty()).then_some(o.len() as u64)).collect();
+    let (xid, answer) = match pending.expectation.decode(&stream, &lengths) {
+        Ok(decoded) => decoded,
+        Err(fault) => return Outcome::Fault(fault),
+    };
+    assert_eq!(xid, pending.xid);
+    let data = match &answer {
+        Answer::Get(got) => got
+            .iter()
+            .map(|got| match &got.data {
+                Data::Inline(range) => stream[range.clone()].to_vec(),
+                Data::Chunk { index, len } => chunks[*index][..*len as usize].to_vec(),
+            })
+            .collect(),
+        _ => Vec::new(),
+    };
+    Outcome::Replied(Replied { answer, data, granted, placement })
+}
+
+/// The same, whatever program it is of.
+///
+/// # Errors
+/// An RDMA_ERROR.
+pub fn taken(message: &[u8], pending: &Pending) -> Result<Taken, RdmaError> {
     let reply = match Message::decode(message).expect("a message") {
-        Message::Error { error, .. } => return Outcome::Error(error),
+        Message::Error { error, .. } => return Err(error),
         Message::Transport(reply) => reply,
     };
     reply.check_reply().unwrap();
@@ -358,8 +418,6 @@ pub fn read(message: &[u8], pending: &Pending) -> Outcome {
     let returned: Vec<Vec<Segment>> = reply.writes.chunks().map(|chunk| chunk.to_vec()).collect();
     assert_eq!(returned.len(), pending.writes.len(), "all write chunks come back");
     let chunks: Vec<_> = pending.writes.iter().zip(&returned).map(|(chunk, back)| taken(chunk, back)).collect();
-    let lengths: Vec<_> =
-        pending.writes.iter().zip(&chunks).map(|(c, o)| (!c.is_empty()).then_some(o.len() as u64)).collect();
     assert_eq!(reply.reply.is_some(), pending.reply.is_some(), "a reply chunk comes back");
     let long = pending.reply.iter().zip(reply.reply).map(|(chunk, back)| taken(chunk, &back.to_vec())).next();
     let stream = match reply.placement {
@@ -369,20 +427,5 @@ pub fn read(message: &[u8], pending: &Pending) -> Outcome {
         }
         Placement::Chunk => long.expect("a reply chunk"),
     };
-    let (xid, answer) = match pending.expectation.decode(&stream, &lengths) {
-        Ok(decoded) => decoded,
-        Err(fault) => return Outcome::Fault(fault),
-    };
-    assert_eq!(xid, pending.xid);
-    let data = match &answer {
-        Answer::Get(got) => got
-            .iter()
-            .map(|got| match &got.data {
-                Data::Inline(range) => stream[range.clone()].to_vec(),
-                Data::Chunk { index, len } => chunks[*index][..*len as usize].to_vec(),
-            })
-            .collect(),
-        _ => Vec::new(),
-    };
-    Outcome::Replied(Replied { answer, data, granted: reply.credit, placement: reply.placement })
+    Ok(Taken { stream, chunks, granted: reply.credit, placement: reply.placement })
 }

@@ -430,6 +430,7 @@ impl Session {
     }
 
     /// Looks for a duplicate of a call that must not be executed twice; its key, if it is executed now.
+    #[expect(clippy::result_large_err, reason = "an answer is moved once, to the queue of answers")]
     fn admit(&self, header: &CallHeader<'_>, request: &Request<'_>, stream: &[u8]) -> Result<Option<CallKey>, Answer> {
         if !request.has_lasting_effect() {
             return Ok(None);

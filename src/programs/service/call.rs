@@ -57,6 +57,8 @@ pub(super) enum Stage<B> {
     Waiting {
         need: u64,
     },
+    /// A READ whose file cannot be pinned, for what other readers hold: it is dispatched again when something came free.
+    Busy,
     /// The same call runs on another connection.
     Twin {
         again_at: Duration,

@@ -6,8 +6,9 @@ use super::request::Request;
 use super::writing::Writing;
 use crate::programs::bulkhead::session::Executed;
 use crate::programs::bulkhead::{self, LIST_BYTES_MAX, Put, PutMore};
+use crate::programs::mount;
+use crate::programs::nfs::{self, NfsError};
 use crate::programs::rpc::{self, Arguments, Data, Program, Reduced};
-use crate::programs::{mount, nfs};
 use crate::wire::onc_rpc::{AcceptStatus, CallHeader, Credential, PayloadWriter, Reply, ReplyHeader};
 use crate::wire::rpcrdma::Xid;
 use crate::wire::rpcrdma::chunk::ReadChunk;
@@ -100,8 +101,7 @@ impl<B: AsRef<[u8]>> Service<B> {
             }
             return next;
         }
-        self.count(program, name);
-        match request {
+        let next = match request {
             Request::Bulkhead(request) => self.execute_bulkhead(xid, request, now),
             Request::Nfs(request) => {
                 // NULL is answered whatever it says.
@@ -109,7 +109,11 @@ impl<B: AsRef<[u8]>> Service<B> {
                 self.execute_nfs(xid, &credential, request, now)
             }
             Request::Mount(request) => self.execute_mount(xid, &request),
+        };
+        if !matches!(next, Next::Keep) {
+            self.count(program, name);
         }
+        next
     }
 
     fn count(&self, program: u32, procedure: &'static str) {
@@ -237,6 +241,14 @@ impl<B: AsRef<[u8]>> Service<B> {
             _ => {}
         }
         match nfs.export.execute(&nfs.client, credential, &request) {
+            nfs::Executed::Reply(nfs::Reply::Read(Err(nfs::Failure { error: NfsError::Jukebox, .. })))
+                if self.is_patient(xid, now) =>
+            {
+                // It holds nothing, so it can wait as a GET does: a client that is told to try again waits for seconds.
+                self.set_stage(xid, Stage::Busy);
+                self.ask_retry();
+                Next::Keep
+            }
             nfs::Executed::Reply(reply) => {
                 self.answer(xid, reply.encode(xid));
                 Next::Done
@@ -249,6 +261,17 @@ impl<B: AsRef<[u8]>> Service<B> {
                 self.set_stage(xid, Stage::Writing(Writing::new(writing, data, stable)));
                 Next::Write
             }
+        }
+    }
+
+    fn is_patient(&self, xid: Xid, now: Duration) -> bool {
+        self.calls.get(&xid).is_some_and(|call| now.saturating_sub(call.came) < self.terms.reserve_wait)
+    }
+
+    /// Something came free.
+    pub(super) fn retry_reads(&mut self, now: Duration) {
+        for xid in self.calls_that(|call| matches!(call.stage, Stage::Busy)) {
+            self.dispatch(xid, now);
         }
     }
 

@@ -378,6 +378,41 @@ fn a_read_keeps_what_it_reads_until_the_reply_has_left() {
 }
 
 #[test]
+fn a_read_waits_for_what_other_readers_hold_and_not_for_ever() {
+    let mut bench = bench();
+    let root = bench.root(0);
+    for name in [b"a", b"b", b"c"] {
+        put(&bench.store, name, &octets(600 << 10, 16));
+    }
+    bench.plain(1, &nfs_call(1, procedure::LOOKUP, place(&root, b"c")));
+    let file = FileHandle::read(&mut Reader::new(&bench.results(1)[4..])).unwrap();
+    // A quarter of the pool, and one value more.
+    let hold = |name: &[u8]| match bench.store.get(name, bench.store.clock().now()) {
+        Lookup::Hit(pinned) => pinned,
+        other => panic!("{other:?}"),
+    };
+    let held = (hold(b"a"), hold(b"b"));
+    for xid in [2, 3] {
+        bench.plain(xid, &read_stream(xid, &file, 0, 10));
+        bench.service.handle_retry(bench.now);
+        bench.turn();
+        assert!(!bench.is_answered(xid) && bench.service.is_retry_asked);
+        assert_eq!(bench.metrics.rpc_calls.nfs.get("READ"), u64::from(xid - 2));
+        if xid == 2 {
+            bench.now += Duration::from_secs(10);
+            bench.service.handle_retry(bench.now);
+            bench.turn();
+            assert_eq!(bench.status(2), NfsError::Jukebox.number());
+        }
+    }
+    drop(held);
+    bench.service.handle_retry(bench.now);
+    bench.turn();
+    assert_eq!((bench.got(3).status, bench.got(3).count), (0, 10));
+    bench.assert_idle();
+}
+
+#[test]
 fn what_cannot_be_read_is_an_error_and_leaves_the_chunk_unused() {
     let mut bench = bench();
     let file = bench.create(b"f");

@@ -1,6 +1,7 @@
 //! The calls of one connection to a whole store: messages of a hostile peer, its memory, and what the owner is told to do, in
 //! any order. Whatever comes, each answer can be sent, Writes go only where the call offered memory and never behind its Send,
-//! the credit is never zero, no more Reads are out than there are buffers, and once all is done nothing is held.
+//! the credit is never zero, no more Reads are out than there are buffers, and once all is done nothing is held. Bit 3 of the
+//! settings switches NFS and MOUNT on; [`FILE`] in a message stands for the handle of a file, which is another each time.
 //!
 //! Input: `[settings: 1 | { operation: 1 | operands }…]`; operation modulo 8 is a message (0 to 3: length 2, octets), or what is
 //! done: the oldest Read (4), the newest Read (5), a place filled or lost (6), or all else (7).
@@ -10,12 +11,16 @@ use bulkhead::metrics::Metrics;
 use bulkhead::programs::bulkhead::{
     Deletion, GetRequest, Item, Key, ListRequest, Put, PutMore, RangeOf, Request, StatRequest,
 };
-use bulkhead::programs::service::{Output, PlaceSource, Repost, Service, Shared, Surroundings, Terms};
+use bulkhead::programs::mount;
+use bulkhead::programs::nfs::files::{Caller, Settings};
+use bulkhead::programs::nfs::{self, Client, Export, FileHandle, FileSystem, Rules, SetAttributes};
+use bulkhead::programs::service::{Nfs, Output, PlaceSource, Repost, Service, Shared, Surroundings, Terms};
 use bulkhead::store::claims::Revoker;
 use bulkhead::store::draft::Want;
 use bulkhead::store::{Condition, Sizes, Store};
+use bulkhead::wire::codec::{Codec, Writer};
 use bulkhead::wire::native::window::Ticket;
-use bulkhead::wire::onc_rpc::{OpaqueAuth, Part, Xid};
+use bulkhead::wire::onc_rpc::{AuthSys, CallHeader, OpaqueAuth, Part, Xid};
 use bulkhead::wire::rpcrdma::RemoteKey;
 use bulkhead::wire::rpcrdma::chunk::{ChunkLists, ReadSegment, Segment};
 use bulkhead::wire::rpcrdma::header::{Header, Message, Placement};
@@ -33,6 +38,8 @@ mod seeds;
 const WINDOW: u32 = 4096;
 const BUFFERS: usize = 3;
 const INLINE: u32 = 1024;
+/// In place of a handle, with as many octets.
+const FILE: &[u8; 28] = b"<the handle of file k, here>";
 /// Rounds in which everything must come to rest: more than there are calls, places and pieces.
 const ROUNDS_MAX: usize = 200_000;
 
@@ -78,6 +85,9 @@ fn memory(settings: u8, xid: u32) -> Vec<u8> {
 struct Owner {
     service: Service<Vec<u8>>,
     store: Store,
+    files: Arc<FileSystem>,
+    /// Of `k`.
+    file: FileHandle,
     settings: u8,
     now: Duration,
     reads: VecDeque<(Xid, u64, Vec<u8>)>,
@@ -95,7 +105,7 @@ struct Owner {
 
 impl Owner {
     fn new(settings: u8) -> Self {
-        let store = Store::with_namespace(Sizes {
+        let store = Store::with_files(Sizes {
             memory_bytes: 8 << 20,
             head_bytes: 64 << 10,
             value_bytes_max: 2 << 20,
@@ -106,11 +116,18 @@ impl Owner {
         .expect("8 MiB");
         store.extents().add_file(0, 4 << 20);
         store.put(b"k", &[5; 30_000], 7, 0).expect("there is room");
+        let files = Arc::new(file_system(&store));
+        let root = Caller { uid: 0, gid: 0, gids: Vec::new() };
+        let place = nfs::Place { dir: files.root(), name: nfs::Name(b"k") };
+        let file = files.lookup(&root, &place).expect("it was put").object;
+        let export = Arc::new(Export::new(files.clone(), Rules::default()));
+        let peer = IpAddr::from([192, 0, 2, 1]);
         let around = Surroundings {
             store: store.clone(),
             metrics: Arc::new(Metrics::default()),
             shared: Arc::new(Shared::default()),
-            peer: IpAddr::from([192, 0, 2, 1]),
+            peer,
+            nfs: (settings & 8 != 0).then_some(Nfs { export, client: Client { address: peer, is_allowed: true } }),
         };
         let terms = Terms {
             agreed: Agreed {
@@ -130,6 +147,8 @@ impl Owner {
         Self {
             service,
             store,
+            files,
+            file,
             settings,
             now: Duration::ZERO,
             reads: VecDeque::new(),
@@ -145,6 +164,11 @@ impl Owner {
     }
 
     fn hear(&mut self, message: &[u8]) {
+        let mut message = message.to_vec();
+        if let Some(at) = message.windows(FILE.len()).position(|octets| octets == FILE) {
+            message[at..at + FILE.len()].copy_from_slice(self.file.as_bytes());
+        }
+        let message = &message[..];
         if let Ok(Message::Transport(call)) = Message::decode(message) {
             // Whether it is taken is not known here: one with this xid may be in service.
             let lists = call.to_header().lists;
@@ -170,10 +194,12 @@ impl Owner {
                 Output::Fill { ticket, source, offset, len, .. } => {
                     assert!(len > 0 && len <= WINDOW);
                     let room = match &source {
-                        PlaceSource::Value(object) => object.pieces().iter().map(|piece| u64::from(piece.len)).sum(),
-                        PlaceSource::Octets(octets) => octets.len() as u64,
+                        PlaceSource::Octets(octets) => (octets.len() as u64).saturating_sub(offset),
+                        _ => {
+                            source.range(offset, len.into()).map_or(0, |pieces| pieces.map(|p| u64::from(p.len)).sum())
+                        }
                     };
-                    assert!(offset + u64::from(len) <= room, "past the end of what is there");
+                    assert!(u64::from(len) <= room, "past the end of what is there");
                     self.fills.push_back((ticket, source, offset, len));
                 }
                 Output::Cancel(ticket) => assert!(!self.slots.contains_key(&ticket), "it is filled"),
@@ -222,7 +248,7 @@ impl Owner {
 
     fn fill(&mut self, is_lost: bool) -> bool {
         let Some((ticket, source, _, len)) = self.fills.pop_front() else { return false };
-        if is_lost && matches!(source, PlaceSource::Value(_)) {
+        if is_lost && !matches!(source, PlaceSource::Octets(_)) {
             self.service.handle_failed(ticket);
         } else {
             self.slots.insert(ticket, len);
@@ -266,11 +292,147 @@ impl Owner {
         }
         assert!(!self.service.is_serving(), "a call has no answer");
         assert!(!self.service.is_posting() && self.slots.is_empty() && self.withheld == 0);
-        let Self { service, store, .. } = self;
+        let Self { service, store, files, .. } = self;
         drop(service);
+        // No draft outlives its commit, and the store has room for all of them.
+        assert_eq!(files.handle_time(u64::MAX), 0);
         let gauges = store.gauges();
         assert_eq!((gauges.pins, gauges.pinned_bytes, gauges.claims, gauges.claimed_bytes), (0, 0, 0, 0));
     }
+}
+
+fn file_system(store: &Store) -> FileSystem {
+    FileSystem::new(store.clone(), Settings { fsid: 1, boot: 2, uid: 3, gid: 4 })
+}
+
+/// A call as the super-user makes it: its stream, with the place of its item, if it has one, at the end.
+fn call_of(xid: u32, (program, version): (u32, u32), procedure: u32, arguments: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    let sys = AuthSys { stamp: 1, machine_name: b"host", uid: 0, gid: 0, gids: vec![] }.body();
+    let (credential, verifier) = (AuthSys::around(&sys), OpaqueAuth::NONE);
+    let mut writer = Writer::new();
+    CallHeader { xid: Xid(xid), program, version, procedure, credential, verifier }.write(&mut writer);
+    arguments(&mut writer);
+    writer.finish()
+}
+
+/// Messages of NFS and MOUNT.
+fn nfs_messages(at: impl Fn(u32, u32) -> Segment) -> Vec<Vec<u8>> {
+    let (root, mut xid) = (root_handle(), 200);
+    let mut messages = Vec::new();
+    let mut say = |procedure: u32,
+                   (reads, writes, reply): (&[u32], &[u32], &[u32]),
+                   arguments: &dyn Fn(&mut Writer)| {
+        xid += 1;
+        let program = match procedure {
+            MOUNT.. => (mount::PROGRAM_NUMBER, mount::VERSION),
+            _ => (nfs::PROGRAM_NUMBER, nfs::VERSION),
+        };
+        let stream = call_of(xid, program, procedure % MOUNT, arguments);
+        let position = stream.len() as u32;
+        let segments = |handle: u32, lengths: &[u32]| lengths.iter().map(|len| at(handle, *len)).collect::<Vec<_>>();
+        let some = |segments: Vec<Segment>| if segments.is_empty() { None } else { Some(segments) };
+        let lists = ChunkLists {
+            reads: segments(1, reads).into_iter().map(|target| ReadSegment { position, target }).collect(),
+            writes: some(segments(2, writes)).into_iter().collect(),
+            reply: some(segments(3, reply)),
+        };
+        messages
+            .push([Header { xid: Xid(xid), credit: 4, placement: Placement::Inline, lists }.encode(), stream].concat());
+    };
+    let (none, file) = ((&[][..], &[][..], &[][..]), |words: &mut Writer| words.opaque(FILE));
+    let place = |name: &'static [u8]| {
+        move |words: &mut Writer| {
+            root.write(words);
+            words.opaque(name);
+        }
+    };
+    let read = |offset: u64, count: u32| {
+        move |words: &mut Writer| {
+            file(words);
+            words.u64(offset);
+            words.u32(count);
+        }
+    };
+    let write = |offset: u64, len: u32, stable: u32, data: usize| {
+        move |words: &mut Writer| {
+            read(offset, len)(words);
+            words.u32(stable);
+            words.u32(len);
+            words.encoded(&vec![9; data]);
+        }
+    };
+    let list = |cookie: u64, count: u32| {
+        move |words: &mut Writer| {
+            root.write(words);
+            words.u64(cookie);
+            words.u64(0);
+            words.u32(count);
+            words.u32(count);
+        }
+    };
+    use nfs::procedure as number;
+    say(number::NULL, none, &|_| ());
+    say(number::GETATTR, none, &file);
+    say(number::LOOKUP, none, &place(b"k"));
+    say(number::READ, (&[], &[4000, 5001, 3], &[]), &read(5, 9001));
+    say(number::READ, none, &read(0, 300));
+    say(number::READ, (&[], &[], &[9000, 9000]), &read(0, 9000));
+    say(number::WRITE, none, &write(10, 300, 2, 300));
+    say(number::WRITE, (&[4000, 5001, 3], &[], &[]), &write(20_000, 9001, 0, 0));
+    say(number::WRITE, (&[9000], &[], &[]), &write(1 << 20, 9000, 1, 0));
+    say(number::COMMIT, none, &read(0, 0));
+    say(number::CREATE, none, &|words| {
+        place(b"new")(words);
+        words.u32(0);
+        SetAttributes::default().write(words);
+    });
+    say(number::MKDIR, none, &|words| {
+        place(b"dir")(words);
+        SetAttributes::default().write(words);
+    });
+    say(number::SETATTR, none, &|words| {
+        file(words);
+        SetAttributes { size: Some(77), mode: Some(0o600), ..SetAttributes::default() }.write(words);
+        words.u32(0);
+    });
+    say(number::RENAME, none, &|words| {
+        place(b"k")(words);
+        place(b"renamed")(words);
+    });
+    say(number::READDIR, none, &|words| {
+        root.write(words);
+        words.u64(0);
+        words.u64(0);
+        words.u32(600);
+    });
+    say(number::READDIRPLUS, (&[], &[], &[1000, 2000, 6000]), &list(0, 8000));
+    say(number::SYMLINK, (&[100], &[], &[]), &|words| {
+        place(b"link")(words);
+        SetAttributes::default().write(words);
+        words.u32(100);
+    });
+    say(number::FSSTAT, none, &|words| root.write(words));
+    say(number::REMOVE, none, &place(b"new"));
+    say(number::RMDIR, none, &place(b"dir"));
+    say(MOUNT + mount::procedure::MNT, none, &|words| words.opaque(b"/"));
+    say(MOUNT + mount::procedure::EXPORT, (&[], &[], &[30_000]), &|_| ());
+    messages
+}
+
+/// Added to numbers of procedures of MOUNT.
+const MOUNT: u32 = 1000;
+
+/// That of every file system with these settings.
+fn root_handle() -> FileHandle {
+    let store = Store::with_files(Sizes {
+        memory_bytes: 8 << 20,
+        head_bytes: 64 << 10,
+        value_bytes_max: 2 << 20,
+        index_bytes_max: 1 << 20,
+        pinned_share: 0.25,
+        pool_bytes: vec![4 << 20],
+    });
+    file_system(&store.expect("8 MiB")).root()
 }
 
 fn plant() {
@@ -324,7 +486,17 @@ fn plant() {
     let each = messages.iter().enumerate().map(|(at, message)| [&[at as u8][..], &told(message), &done].concat());
     let all = messages.iter().flat_map(|message| told(message).into_iter().chain(done)).collect::<Vec<u8>>();
     let at_once = messages.iter().flat_map(|message| told(message)).chain(done).collect::<Vec<u8>>();
-    seeds::plant(each.chain([[&[0][..], &all].concat(), [&[1][..], &at_once].concat()]));
+    let files = nfs_messages(at);
+    let each_of_files = files.iter().map(|message| [&[8][..], &told(message), &done].concat());
+    let files_in_turn = files.iter().flat_map(|message| told(message).into_iter().chain(done)).collect::<Vec<u8>>();
+    let files_at_once = files.iter().flat_map(|message| told(message)).chain(done).collect::<Vec<u8>>();
+    let together = [
+        [&[0][..], &all].concat(),
+        [&[1][..], &at_once].concat(),
+        [&[9][..], &all, &files_in_turn].concat(),
+        [&[10][..], &files_at_once, &at_once].concat(),
+    ];
+    seeds::plant(each.chain(each_of_files).chain(together));
 }
 
 fuzz_target!(init: plant(), |input: &[u8]| {
