@@ -137,7 +137,7 @@ fn flags_and_time_to_live_stay_and_the_version_changes_with_a_commit() {
     let after = other.stat("k").unwrap().unwrap();
     assert_eq!((after.len, after.flags), (11, 77));
     assert_ne!(after.cas, before.cas);
-    text.ask("gets k\r\n", &format!("VALUE k 77 11 {}\r\nhello world\r\nEND\r\n", after.cas));
+    text.ask("gets k\r\n", format!("VALUE k 77 11 {}\r\nhello world\r\nEND\r\n", after.cas));
     // What was seen before is not what is there now, and the other way round.
     text.ask(format!("cas k 1 0 1 {}\r\nx\r\n", before.cas), "EXISTS\r\n");
     text.ask(format!("cas k 1 0 1 {}\r\nx\r\n", after.cas), "STORED\r\n");

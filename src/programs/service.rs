@@ -24,8 +24,9 @@
 //! differs between programs is in `request` and `dispatching`.
 //!
 //! **Bounds.** Long calls and long replies are held within a budget each, of which a call takes its share at once and keeps it
-//! until it is answered; octets of values are never held but in buffers that are counted. Whoever waits for pins has neither
-//! pins nor room for its reply, and whoever waits for such room has none. So no two calls wait for each other.
+//! until it is answered; octets of values are never held but in buffers that are counted, of which a WRITE that waits for space
+//! keeps those it has and gets no more. Whoever waits for pins has neither pins nor room for its reply, and whoever waits for such
+//! room has none. So no two calls wait for each other.
 
 mod answering;
 mod call;

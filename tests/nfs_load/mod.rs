@@ -480,7 +480,7 @@ pub fn small_files<F: Files>(files: &F, counts: &Counts) {
     for index in (0..counts.small_files).step_by(2) {
         files.rename(&place.at(&name(index)), &place.at(&format!("moved-{index}"))).unwrap();
     }
-    let moved = |index: usize| if index % 2 == 0 { format!("moved-{index}") } else { name(index) };
+    let moved = |index: usize| if index.is_multiple_of(2) { format!("moved-{index}") } else { name(index) };
     assert_listed(files, place.path, (0..counts.small_files).map(moved));
     for index in (0..counts.small_files).step_by(17) {
         copy_out(files, &place.at(&moved(index)), index as u64, small_len(index));
@@ -588,7 +588,7 @@ pub fn large_directory<F: Files>(files: &F, counts: &Counts) {
     // Names of many lengths, so that replies end anywhere.
     let name = |index: usize| format!("{index:05}-{}", "x".repeat(index * 7 % 120));
     for index in 0..counts.entries {
-        if index % 50 == 0 {
+        if index.is_multiple_of(50) {
             files.make_directory(&place.at(&name(index))).unwrap();
         } else {
             drop(files.create_new(&place.at(&name(index))).unwrap());
@@ -601,7 +601,7 @@ pub fn large_directory<F: Files>(files: &F, counts: &Counts) {
             files.remove(&place.at(&name(index))).unwrap();
         }
     }
-    let stays = |index: &usize| index % 3 != 1 || index % 50 == 0;
+    let stays = |index: &usize| index % 3 != 1 || index.is_multiple_of(50);
     assert_listed(&files.another(), place.path, (0..counts.entries).filter(stays).map(name));
     place.clear();
 }

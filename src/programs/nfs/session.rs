@@ -386,7 +386,7 @@ impl Session {
         let Context { export, client, .. } = &self.context;
         if header.program == mount::PROGRAM_NUMBER {
             let Ok(request) = mount::Request::parse(call) else { return self.garbage(header.xid) };
-            counts.procedures.add(name);
+            counts.mount.add(name);
             return message_of(&export.execute_mount(client, &request).encode(header.xid));
         }
         let Ok(mut request) = Request::parse(call) else { return self.garbage(header.xid) };
@@ -399,11 +399,11 @@ impl Session {
             Ok(key) => key,
             Err(Answer::Later) => return Answer::Later,
             Err(answer) => {
-                counts.procedures.add(name);
+                counts.nfs.add(name);
                 return answer;
             }
         };
-        counts.procedures.add(name);
+        counts.nfs.add(name);
         // Of NULL it need not be understood.
         let credential = header.credential.credential().unwrap_or(Credential::None);
         match (export.execute(client, &credential, &request), key) {
@@ -430,6 +430,7 @@ impl Session {
     }
 
     /// Looks for a duplicate of a call that must not be executed twice; its key, if it is executed now.
+    #[expect(clippy::result_large_err, reason = "an answer is moved once, to the queue of answers")]
     fn admit(&self, header: &CallHeader<'_>, request: &Request<'_>, stream: &[u8]) -> Result<Option<CallKey>, Answer> {
         if !request.has_lasting_effect() {
             return Ok(None);

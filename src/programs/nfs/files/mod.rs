@@ -16,7 +16,7 @@
 mod access;
 mod listing;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod tree;
 pub mod writing;
 

@@ -1,7 +1,7 @@
 //! The file system against a map, with other doors in between; and what it promises, one by one.
 
 #[path = "../../../../tests/rig/mod.rs"]
-mod rig;
+pub mod rig;
 
 use super::*;
 use crate::programs::nfs::types::{Cookie, CreateVerifier, Name, Place, Stable};

@@ -1,11 +1,9 @@
 //! A client's octets, a disk that is a map, and what the session makes of them.
 
-#[path = "../../../../tests/rig/mod.rs"]
-mod rig;
-
 use super::*;
 use crate::fabric::staging::Staging;
 use crate::programs::nfs::files::Settings;
+use crate::programs::nfs::files::tests::rig::{Disk, Seeded, for_each_seed, octets, write_one};
 use crate::programs::nfs::{
     self, Create, CreateHow, FileHandle, FileSystem, Name, NfsError, Place, Rules, SetAttributes, procedure,
 };
@@ -16,7 +14,6 @@ use crate::store::{Sizes, Store};
 use crate::wire::codec::{Codec, Reader, Writer};
 use crate::wire::onc_rpc::record::{Mark, marked};
 use crate::wire::onc_rpc::{AuthSys, Denial, OpaqueAuth, Versions};
-use rig::{Disk, Seeded, for_each_seed, octets, write_one};
 use std::collections::HashMap;
 use std::net::IpAddr;
 
