@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Bulkhead beside memcached and beside the bare disk, on one machine, in one run.
 
-usage: benches/compare.py [hot|tail|cold|native|short|rpc|idle ...]     (default: all of these)
+usage: benches/compare.py [hot|tail|cold|native|short|rpc|nfs|idle ...]     (default: all of these)
        tests/rdma-vm/run benches/compare.py rdma                   (in the VM with RDMA devices)
-       tests/rdma-vm/run --nfs benches/compare.py nfs              (and with the kernel's NFS server)
+       tests/rdma-vm/run --nfs benches/compare.py knfsd            (and with the kernel's NFS server)
 environment: ROUNDS (7), SECONDS (1), SERVER_CORE (0), CLIENT_CORE (1), MEMCACHED (memcached), WORK (a directory for pools,
 below target/ by default), PRIORITY (a command in front of servers and clients, such as "chrt -f 1" on a shared machine),
 BINARY (target/release/bulkhead). rdma: WINDOWS ("4x256KiB 4x1MiB"), DEVICES ("rxe0 siw0"); both cores for everybody unless
-told otherwise. nfs: WAYS ("rxe siw iwarp tcp")
+told otherwise. knfsd: WAYS ("rxe siw iwarp tcp")
 
 hot     GET and SET of 64 KiB, 1 MiB, 8 MiB, whole values in RAM, against memcached -t 1: throughput and CPU seconds per GiB
 tail    first octet of an 8 MiB value with its tail on disk against one wholly in RAM, on both doors
@@ -16,9 +16,11 @@ native  GET over iWARP, CRC off and on, against one bare TCP stream; one connect
 short   GET of 100 octets against a blocking TCP ping-pong of 64
 rpc     RPC over iWARP: GET of 1 MiB against the native door of the same daemon; 64 values of 64 KiB in one call against 64 calls;
         NULL against the ping-pong; 64 calls at once with 64 credits against one credit
+nfs     READ and WRITE of files of 1 MiB and 16 MiB over TCP against GET and SET of the same by the memcache door of the same daemon,
+        and one bare TCP stream; NULL against the ping-pong
 idle    CPU of a daemon with 100 open connections, on both doors
 rdma    GET of 1 MiB over each RDMA device of the VM against ib_write_bw -s 262144 on the same device
-nfs     READ of a file of 16 MiB that Linux has mounted from Bulkhead against the same from the kernel's own server on tmpfs, over rxe, siw,
+knfsd   READ of a file of 16 MiB that Linux has mounted from Bulkhead against the same from the kernel's own server on tmpfs, over rxe, siw,
         siw opposite our iWARP, and TCP: past the page cache in one call, and through it as cp reads, with nothing in it
 
 Both sides take turns in every round; figures are medians of rounds, ratios medians of the ratios of each round. Rounds
@@ -39,6 +41,7 @@ PRIORITY = os.environ.get("PRIORITY", "").split()
 WORK = tempfile.mkdtemp(prefix="compare-", dir=os.environ.get("WORK", os.path.join(ROOT, "target")))
 TICKS = os.sysconf("SC_CLK_TCK")
 MIB = 1 << 20
+SCHEMES = {"http": "admin", "native": "native", "rpc": "rpc", "nfs": "nfs"}
 running = []
 # Those of the VM are none of a daemon's settings.
 for name in [name for name in os.environ if name.startswith("BULKHEAD_")]:
@@ -74,19 +77,17 @@ def bulkhead(memory, pool="9GiB", native=False, door="native+iwarp://127.0.0.1:0
     os.rmdir(pool_dir)
     command = [*PRIORITY, "taskset", "-c", SERVER_CORE, BINARY, "serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--native", door if native else "off",
                "--memory", memory, "--lanes", "1", "--pool", f"{pool_dir}:{pool}", "--log-level", "warn", *(["--rpc", rpc] if rpc else []),
-               *(["--nfs-tcp", f"{nfs}:0", "--nfs-allow", f"{nfs}/32"] if nfs else [])]
+               *(["--nfs-tcp", nfs, "--nfs-allow", f"{nfs.rsplit(':', 1)[0]}/32"] if nfs else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | settings)
     urls = {}
     for line in process.stdout:
         if line.startswith("listening "):
             url = line.split()[1]
-            urls["admin" if url.startswith("http") else "native" if url.startswith("native") else "rpc" if url.startswith("rpc") else
-                 "nfs" if url.startswith("nfs") else "door"] = url
+            urls[next((name for scheme, name in SCHEMES.items() if url.startswith(scheme)), "door")] = url
         if line == "ready\n":
             break
     server = started(process, urls["native" if native else "door"], urls["admin"])
-    server.pool, server.rpc = pool_dir, urls.get("rpc")
-    server.nfs = int(urls["nfs"].rsplit(":", 1)[1]) if nfs else None
+    server.pool, server.rpc, server.nfs = pool_dir, urls.get("rpc"), urls.get("nfs", "").removeprefix("nfs+tcp://")
     return server
 
 
@@ -381,6 +382,43 @@ def rpc():
     server.stop()
 
 
+def nfs_program(*arguments):
+    run = subprocess.run([*PRIORITY, "taskset", "-c", CLIENT_CORE, program("nfs"), *map(str, arguments)], capture_output=True, text=True, check=True)
+    return float(run.stdout or 0)
+
+
+def nfs():
+    tcp, server = BareTcp(), bulkhead("2GiB", "4GiB", nfs="127.0.0.1:0")
+    print(f"## Files over NFS and values over memcache, one connection each, against one bare TCP stream, {ROUNDS} rounds of {SECONDS:g} s")
+    print("| size | in flight | TCP stream MiB/s | READ MiB/s | GET MiB/s | READ / GET | READ / stream | WRITE MiB/s | SET MiB/s | WRITE / SET | pp us | dropped |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    for size, count, depth in (("1MiB", 64, 1), ("1MiB", 64, 8), ("16MiB", 16, 8)):
+        octets = int(size.removesuffix("MiB")) * MIB
+        # A value in flight is one call of NFS, or as many as it has MiB.
+        common = ["--size", size, "--keys", str(count), "--connections", "1", "--depth", str(max(1, depth * MIB // octets))]
+        nfs_program("load", server.nfs, count, octets)
+        bench(server, "--op", "get", *common, "--seconds", "300ms")
+        files = lambda what: nfs_program(what, server.nfs, SECONDS, count, octets, depth)
+        values = lambda op: bench(server, "--op", op, *common, "--no-load", "--seconds", lasting(SECONDS))["bytes_per_second"]
+        ways = {"tcp": lambda: tcp.run("stream", SECONDS), "read": lambda: files("read"), "get": lambda: values("get"),
+                "write": lambda: files("write"), "set": lambda: values("set"), "ping": lambda: tcp.run("ping", 0.1)}
+        rounds, dropped = kept(taken_in_turn(ways), lambda each: each["tcp"])
+        rate = lambda way: median([each[way] / MIB for each in rounds])
+        ratio = lambda one, other: median([each[one] / each[other] for each in rounds])
+        print(f"| {size} | {depth} | {rate('tcp'):.0f} | {rate('read'):.0f} | {rate('get'):.0f} | **{ratio('read', 'get'):.2f}** | "
+              f"**{ratio('read', 'tcp'):.2f}** | {rate('write'):.0f} | {rate('set'):.0f} | **{ratio('write', 'set'):.2f}** | "
+              f"{median([each['ping'] for each in rounds]):.1f} | {dropped} |", flush=True)
+    print(f"## NULL against the ping-pong, {ROUNDS} rounds of {SECONDS / 2:g} s")
+    print("| NULL p50 us | ping-pong p50 us | ratio | dropped |")
+    print("|---|---|---|---|")
+    ways = {"null": lambda: nfs_program("null", server.nfs, SECONDS / 2), "ping": lambda: tcp.run("ping", SECONDS / 2)}
+    rounds, dropped = kept(taken_in_turn(ways), lambda each: each["ping"])
+    print(f"| {median([each['null'] for each in rounds]):.1f} | {median([each['ping'] for each in rounds]):.1f} | "
+          f"**{median([each['null'] / each['ping'] for each in rounds]):.2f}** | {dropped} |", flush=True)
+    server.stop()
+    tcp.stop()
+
+
 def idle():
     print("## Idle with 100 connections for 20 s")
     for door in (False, True):
@@ -503,7 +541,7 @@ def read_as_cp(path, buffer):
     return NFS_BYTES / MIB / taken
 
 
-def nfs():
+def knfsd():
     global SERVER_CORE, CLIENT_CORE
     SERVER_CORE, CLIENT_CORE = os.environ.get("SERVER_CORE", "0,1"), os.environ.get("CLIENT_CORE", "0,1")
     subprocess.run(["modprobe", "-a", "nfs", "nfsv3", "rpcrdma"], check=True)
@@ -516,9 +554,10 @@ def nfs():
     for name, address, door, carrier in NFS_WAYS:
         if name not in wanted:
             continue
-        ours = bulkhead("256MiB", "512MiB", rpc=None if carrier == "tcp" else f"{door}://{address}:0", nfs=address)
-        port = ours.nfs if carrier == "tcp" else int(re.search(r":(\d+)", ours.rpc.split("://")[1])[1])
-        paths = {"ours": mounted(f"{address}:/", f"proto={carrier},port={port},mountport={ours.nfs},mountproto=tcp"),
+        ours = bulkhead("256MiB", "512MiB", rpc=None if carrier == "tcp" else f"{door}://{address}:0", nfs=f"{address}:0")
+        mount_port = ours.nfs.rsplit(":", 1)[1]
+        port = mount_port if carrier == "tcp" else int(re.search(r":(\d+)", ours.rpc.split("://")[1])[1])
+        paths = {"ours": mounted(f"{address}:/", f"proto={carrier},port={port},mountport={mount_port},mountproto=tcp"),
                  "theirs": mounted(f"{address}:/srv/nfs", "proto=rdma,port=20049" if carrier == "rdma" else "proto=tcp")}
         files = {}
         for side, path in paths.items():
@@ -549,10 +588,10 @@ def nfs():
 
 
 def main():
-    known = {"hot": hot, "tail": tail, "cold": cold, "native": native, "short": short, "rpc": rpc, "idle": idle}
+    known = {"hot": hot, "tail": tail, "cold": cold, "native": native, "short": short, "rpc": rpc, "nfs": nfs, "idle": idle}
     wanted = sys.argv[1:] or list(known)
     # Needs devices that few machines have.
-    known |= {"rdma": rdma, "nfs": nfs}
+    known |= {"rdma": rdma, "knfsd": knfsd}
     for name in wanted:
         if name not in known:
             sys.exit(__doc__)

@@ -48,6 +48,14 @@ pub fn with_daemon(plan: &Plan, work: impl FnOnce(&mut Client)) {
 
 /// Runs `work` with the URLs of a fresh daemon, whose settings `adjust` has changed.
 pub fn with_doors(plan: &Plan, adjust: impl FnOnce(&mut Config), work: impl FnOnce(&[ServerUrl])) {
+    with_printed_doors(plan, adjust, |doors| {
+        let urls: Vec<ServerUrl> = doors.iter().filter_map(|door| door.parse().ok()).collect();
+        work(&urls);
+    });
+}
+
+/// The same with all that the daemon prints, doors for other clients too.
+pub fn with_printed_doors(plan: &Plan, adjust: impl FnOnce(&mut Config), work: impl FnOnce(&[String])) {
     let parent =
         std::env::var_os("BULKHEAD_BENCH_DIR").map_or_else(|| env!("CARGO_TARGET_TMPDIR").into(), PathBuf::from);
     let dir = tempfile::tempdir_in(parent).expect("a directory to work in");
@@ -67,8 +75,7 @@ pub fn with_doors(plan: &Plan, adjust: impl FnOnce(&mut Config), work: impl FnOn
         });
     });
     let doors: Vec<String> = doors.recv().expect("the daemon starts");
-    let urls: Vec<ServerUrl> = doors.iter().filter_map(|door| door.parse().ok()).collect();
-    work(&urls);
+    work(&doors);
     drop(end);
     daemon.join().expect("the daemon ends");
 }
