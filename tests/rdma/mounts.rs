@@ -60,6 +60,8 @@ pub struct Mount {
     place: Place,
     options: String,
     is_mounted: bool,
+    /// When it was mounted.
+    connections: u64,
 }
 
 impl Mount {
@@ -83,7 +85,7 @@ impl Mount {
             place.nfs.port(),
             place.mount_port
         );
-        let mut mount = Self { path, place, options, is_mounted: false };
+        let mut mount = Self { path, place, options, is_mounted: false, connections: 0 };
         mount.mount(export);
         mount
     }
@@ -93,6 +95,7 @@ impl Mount {
         run("mount", &["-t", "nfs", "-o", &self.options, &what, self.path.to_str().unwrap()]);
         self.is_mounted = true;
         assert!(self.stat("xprt:").starts_with(&format!("{} ", self.place.carrier.word())), "{}", self.stat("xprt:"));
+        self.connections = self.made();
     }
 
     pub fn path(&self) -> &Path {
@@ -142,10 +145,14 @@ impl Mount {
         told.collect::<Vec<_>>().join(", ")
     }
 
-    /// Connections made for it so far.
-    pub fn connections(&self) -> u64 {
-        // Protocol, source port, binds, connections.
+    fn made(&self) -> u64 {
+        // Protocol, source port, binds, connections. For TCP the first counts twice.
         self.stat("xprt:").split(' ').nth(3).unwrap().parse().unwrap()
+    }
+
+    /// Connections made in the place of the first.
+    pub fn reconnections(&self) -> u64 {
+        self.made() - self.connections
     }
 }
 
