@@ -25,7 +25,6 @@ use load::scrambler::{Plan, scramble};
 use load::{Counts, Files};
 
 #[path = "native/doors.rs"]
-#[allow(dead_code, reason = "a part of it is used")]
 mod doors;
 use doors::{Stream, door_of};
 
@@ -33,7 +32,6 @@ mod rdma;
 use rdma::mounts::{Carrier, Mount, Place, Settings, Trace, cut, run, run_in};
 use rdma::{RXE, SIW, assert_back, beds, resources, until};
 
-#[allow(dead_code, reason = "a part of it is used")]
 mod rig;
 
 /// How a client comes to the store.
@@ -652,7 +650,7 @@ fn directories_come_in_reply_chunks_of_several_segments() {
     // By another door, all at once.
     let mut wire = server.daemon.connect();
     for index in 0..count {
-        wire.ask(&format!("set dir/{} 0 0 1\r\nx\r\n", name(index)), "STORED\r\n");
+        wire.ask(format!("set dir/{} 0 0 1\r\nx\r\n", name(index)), "STORED\r\n");
     }
     for way in Way::RDMA {
         let mount = server.mount(way, "");
