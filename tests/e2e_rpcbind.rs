@@ -13,7 +13,7 @@ use bulkhead::actors::{StartError, start};
 use bulkhead::config::Config;
 use bulkhead::error::Exit;
 use bulkhead::fabric::Address;
-use bulkhead::programs::rpcbind::{Entry, Fault, RECORD_LIMITS, Service, VERSION_MIN, procedure};
+use bulkhead::programs::rpcbind::{Entry, Fault, RECORD_LIMITS, Service, VERSION_MIN, procedure, universal_address};
 use bulkhead::wire::codec::{Reader, Writer};
 use bulkhead::wire::onc_rpc::record::{RecordReader, marked};
 use bulkhead::wire::onc_rpc::{AcceptStatus, CallHeader, Denial, Reply, ReplyHeader, Versions};
@@ -230,6 +230,37 @@ async fn doors_are_registered_once_they_listen_and_taken_back_at_shutdown() {
         handle.shutdown().await;
         assert_eq!(rpcbind.rows(), [others()]);
     }
+}
+
+/// What `mount -o vers=3,proto=tcp` asks for where it is told no port.
+#[actix::test]
+async fn nfs_doors_are_registered_for_nfs_and_for_mount_and_taken_back() {
+    let rpcbind = Rpcbind::start(Manner::Good, &[others()]);
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path(), &rpcbind, &["rpc+iwarp://127.0.0.1:0"]);
+    config.listen.nfs_tcp = vec!["127.0.0.1:0".parse().unwrap()];
+    let has_v6 = TcpListener::bind("[::1]:0").is_ok();
+    if has_v6 {
+        config.listen.nfs_tcp.push("[::1]:0".parse().unwrap());
+    }
+    let handle = start(config.clone()).await.unwrap();
+    let mut expected = vec![others(), row("rdma", &universal(&handle.rpc_addresses()[0]), OURS)];
+    for (address, netid) in handle.nfs_addresses().iter().zip(["tcp", "tcp6"]) {
+        let at = universal_address(address);
+        expected.extend([100_003, 100_005].map(|program| (program, 3, netid.to_owned(), at.clone(), OURS.to_owned())));
+    }
+    assert_eq!(rpcbind.rows(), expected);
+    assert_eq!(handle.nfs_addresses().len(), 1 + usize::from(has_v6));
+    handle.shutdown().await;
+    assert_eq!(rpcbind.rows(), [others()]);
+
+    // Without any RPC door, too.
+    config.listen.rpc.clear();
+    config.listen.nfs_tcp.truncate(1);
+    let handle = start(config).await.unwrap();
+    assert_eq!(rpcbind.rows().len(), 3);
+    handle.shutdown().await;
+    assert_eq!(rpcbind.rows(), [others()]);
 }
 
 #[test]
