@@ -3,10 +3,11 @@
 
 usage: benches/compare.py [hot|tail|cold|native|short|rpc|nfs|idle ...]     (default: all of these)
        tests/rdma-vm/run benches/compare.py rdma                   (in the VM with RDMA devices)
+       tests/rdma-vm/run --nfs benches/compare.py knfsd            (and with the kernel's NFS server)
 environment: ROUNDS (7), SECONDS (1), SERVER_CORE (0), CLIENT_CORE (1), MEMCACHED (memcached), WORK (a directory for pools,
 below target/ by default), PRIORITY (a command in front of servers and clients, such as "chrt -f 1" on a shared machine),
 BINARY (target/release/bulkhead). rdma: WINDOWS ("4x256KiB 4x1MiB"), DEVICES ("rxe0 siw0"); both cores for everybody unless
-told otherwise
+told otherwise. knfsd: WAYS ("rxe siw iwarp tcp")
 
 hot     GET and SET of 64 KiB, 1 MiB, 8 MiB, whole values in RAM, against memcached -t 1: throughput and CPU seconds per GiB
 tail    first octet of an 8 MiB value with its tail on disk against one wholly in RAM, on both doors
@@ -19,6 +20,8 @@ nfs     READ and WRITE of files of 1 MiB and 16 MiB over TCP against GET and SET
         and one bare TCP stream; NULL against the ping-pong
 idle    CPU of a daemon with 100 open connections, on both doors
 rdma    GET of 1 MiB over each RDMA device of the VM against ib_write_bw -s 262144 on the same device
+knfsd   READ of a file of 16 MiB that Linux has mounted from Bulkhead against the same from the kernel's own server on tmpfs, over rxe, siw,
+        siw opposite our iWARP, and TCP: past the page cache in one call, and through it as cp reads, with nothing in it
 
 Both sides take turns in every round; figures are medians of rounds, ratios medians of the ratios of each round. Rounds
 whose baseline is more than 30 % off its own median are dropped and counted. `pp` is the median 64-octet ping-pong over
@@ -74,7 +77,7 @@ def bulkhead(memory, pool="9GiB", native=False, door="native+iwarp://127.0.0.1:0
     os.rmdir(pool_dir)
     command = [*PRIORITY, "taskset", "-c", SERVER_CORE, BINARY, "serve", "--memcache", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--native", door if native else "off",
                "--memory", memory, "--lanes", "1", "--pool", f"{pool_dir}:{pool}", "--log-level", "warn", *(["--rpc", rpc] if rpc else []),
-               *(["--nfs-tcp", nfs] if nfs else [])]
+               *(["--nfs-tcp", nfs, "--nfs-allow", f"{nfs.rsplit(':', 1)[0]}/32"] if nfs else [])]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | settings)
     urls = {}
     for line in process.stdout:
@@ -502,11 +505,93 @@ def rdma():
             server.stop()
 
 
+# Name, address, door of ours, how Linux mounts.
+NFS_WAYS = (("rxe", "10.99.0.1", "rpc+verbs", "rdma"), ("siw", "10.98.0.1", "rpc+verbs", "rdma"),
+            ("iwarp", "10.98.0.1", "rpc+iwarp", "rdma"), ("tcp", "10.98.0.1", "nfs+tcp", "tcp"))
+NFS_BYTES = 16 * MIB
+
+
+def mounted(source, options):
+    path = tempfile.mkdtemp(prefix="mount-", dir="/mnt")
+    subprocess.run(["mount", "-t", "nfs", "-o", f"vers=3,nolock,{options}", source, path], check=True)
+    return path
+
+
+def read_past_the_cache(path, seconds, buffer):
+    """MiB/s of reads of the whole file, each one call that Linux makes into as many READs as it takes."""
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    count, begun = 0, time.perf_counter()
+    while (taken := time.perf_counter() - begun) < seconds or not count:
+        if os.preadv(file, [buffer], 0) != NFS_BYTES:
+            sys.exit(f"{path} is too short")
+        count += 1
+    os.close(file)
+    return count * NFS_BYTES / MIB / taken
+
+
+def read_as_cp(path, buffer):
+    """MiB/s of one read from the first octet to the last, in pieces, none of which is in the cache."""
+    file = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    piece, begun = memoryview(buffer)[:MIB], time.perf_counter()
+    while os.readv(file, [piece]):
+        pass
+    taken = time.perf_counter() - begun
+    os.close(file)
+    return NFS_BYTES / MIB / taken
+
+
+def knfsd():
+    global SERVER_CORE, CLIENT_CORE
+    SERVER_CORE, CLIENT_CORE = os.environ.get("SERVER_CORE", "0,1"), os.environ.get("CLIENT_CORE", "0,1")
+    subprocess.run(["modprobe", "-a", "nfs", "nfsv3", "rpcrdma"], check=True)
+    print(f"## NFS READ of 16 MiB against the kernel's server on tmpfs, {ROUNDS} rounds of {SECONDS:g} s")
+    print("| over | knfsd MiB/s | Bulkhead MiB/s | ratio | knfsd, as cp | Bulkhead | ratio | TCP ping-pong of 64 us | dropped |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    wanted = os.environ.get("WAYS", "rxe siw iwarp tcp").split()
+    buffer = mmap.mmap(-1, NFS_BYTES)
+    content = random.randbytes(NFS_BYTES)
+    for name, address, door, carrier in NFS_WAYS:
+        if name not in wanted:
+            continue
+        ours = bulkhead("256MiB", "512MiB", rpc=None if carrier == "tcp" else f"{door}://{address}:0", nfs=f"{address}:0")
+        mount_port = ours.nfs.rsplit(":", 1)[1]
+        port = mount_port if carrier == "tcp" else int(re.search(r":(\d+)", ours.rpc.split("://")[1])[1])
+        paths = {"ours": mounted(f"{address}:/", f"proto={carrier},port={port},mountport={mount_port},mountproto=tcp"),
+                 "theirs": mounted(f"{address}:/srv/nfs", "proto=rdma,port=20049" if carrier == "rdma" else "proto=tcp")}
+        files = {}
+        for side, path in paths.items():
+            files[side] = f"{path}/sixteen-{os.getpid()}"
+            with open(files[side], "wb") as file:
+                file.write(content)
+            read_past_the_cache(files[side], 0.3, buffer)
+            if buffer[:] != content:
+                sys.exit(f"{files[side]} is not what was written")
+        rounds = []
+        for number in range(ROUNDS):
+            order = ("ours", "theirs") if number % 2 else ("theirs", "ours")
+            each = {side: (read_past_the_cache(files[side], SECONDS, buffer),
+                           median([read_as_cp(files[side], buffer) for _ in range(5)])) for side in order}
+            each["pp"] = bench(ours, "--op", "get", "--size", "64B", "--keys", "1", "--seconds", "50ms")["pingpong_64_p50_us"]
+            rounds.append(each)
+            print(f"{name}: {each}", file=sys.stderr, flush=True)
+        rounds, dropped = kept(rounds, lambda each: each["theirs"][0])
+        middle = lambda figure: median([figure(each) for each in rounds])
+        shown = [f"{middle(lambda each: each['theirs'][way]):.0f} | {middle(lambda each: each['ours'][way]):.0f} | "
+                 f"**{middle(lambda each: each['ours'][way] / each['theirs'][way]):.2f}**" for way in (0, 1)]
+        print(f"| {name} | {shown[0]} | {shown[1]} | {middle(lambda each: each['pp']):.0f} | {dropped} |", flush=True)
+        os.remove(files["theirs"])
+        for path in paths.values():
+            subprocess.run(["umount", path], check=True)
+            os.rmdir(path)
+        ours.stop()
+
+
 def main():
     known = {"hot": hot, "tail": tail, "cold": cold, "native": native, "short": short, "rpc": rpc, "nfs": nfs, "idle": idle}
     wanted = sys.argv[1:] or list(known)
     # Needs devices that few machines have.
-    known["rdma"] = rdma
+    known |= {"rdma": rdma, "knfsd": knfsd}
     for name in wanted:
         if name not in known:
             sys.exit(__doc__)

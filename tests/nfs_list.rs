@@ -17,7 +17,7 @@ use std::io;
 fn a_local_directory_passes_the_list() {
     let directory = tempfile::tempdir().unwrap();
     let files = Mounted::new(directory.path());
-    let counts = Counts { copied_bytes_max: 1 << 20, small_files: 50, objects: 40, entries: 300, ..Counts::BRIEF };
+    let counts = Counts { operations: 3000, alignments_apart: 1, ..Counts::BRIEF };
     let mut said = Vec::new();
     load::run(&files, &counts, |step| said.push(step.to_owned()));
     assert_eq!(said.len(), 10);

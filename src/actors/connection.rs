@@ -22,7 +22,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as Task, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::{TcpStream, UnixStream};
 
 /// The claim was taken back.
@@ -42,6 +42,9 @@ pub struct Kill;
 
 /// Octets moved in one turn before others of the lane run.
 const TURN_BYTES: usize = 2 << 20;
+
+/// How long a turn may take, but for one call: there are some that cost much and move few octets.
+const TURN: Duration = Duration::from_millis(10);
 
 /// The same while reads from disk are on their way.
 const COLD_TURN_BYTES: usize = 512 << 10;
@@ -230,6 +233,7 @@ impl<S: StreamSession> Connection<S> {
     /// Moves what can be moved. `Some` when the connection is over.
     fn serve(&mut self, ctx: &mut Context<Self>, task: &mut Task<'_>) -> Option<Over> {
         let mut moved = 0;
+        let begun = Instant::now();
         self.reads_started = false;
         loop {
             self.session.process();
@@ -268,7 +272,7 @@ impl<S: StreamSession> Connection<S> {
             if moved == before {
                 return None;
             }
-            if moved >= TURN_BYTES || std::mem::take(&mut self.reads_started) {
+            if moved >= TURN_BYTES || begun.elapsed() >= TURN || std::mem::take(&mut self.reads_started) {
                 // Others of the lane have their turn: its disk starts the reads that were asked for.
                 task.waker().wake_by_ref();
                 return None;

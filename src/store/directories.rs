@@ -120,9 +120,11 @@ impl Directories {
     }
 
     fn remove(&mut self, directory: &Directory) {
-        if self.by_number.remove(&directory.number).is_none() {
+        // One that was moved meanwhile has its number, and stays.
+        if self.by_number.get(&directory.number).is_none_or(|known| !std::ptr::eq(&raw const **known, directory)) {
             return;
         }
+        self.by_number.remove(&directory.number);
         self.by_path.remove(&directory.path);
         if directory.is_made() {
             self.made.remove(&directory.path);
@@ -306,10 +308,9 @@ impl Store {
             return Ok(known);
         }
         if !self.has_below(path, now) {
-            if let Some(known) = known {
-                self.forget_directory(&known);
-            }
-            return Ok(None);
+            // It may have been made meanwhile.
+            let made = known.filter(|known| !self.forget_unless_made(known));
+            return Ok(made);
         }
         Ok(Some(self.see_directory(path)))
     }
@@ -406,8 +407,21 @@ impl Store {
         Ok(())
     }
 
+    /// False if it was made.
+    fn forget_unless_made(&self, directory: &Directory) -> bool {
+        let directories = self.directories().write();
+        let is_made = directory.is_made();
+        if !is_made {
+            self.forget_known(directories, directory);
+        }
+        !is_made
+    }
+
     fn forget_directory(&self, directory: &Directory) {
-        let mut directories = self.directories().write();
+        self.forget_known(self.directories().write(), directory);
+    }
+
+    fn forget_known(&self, mut directories: RwLockWriteGuard<'_, Directories>, directory: &Directory) {
         let before = directories.bytes();
         directories.remove(directory);
         let by = directories.bytes() as i64 - before as i64;
@@ -453,6 +467,36 @@ fn check_path(path: &[u8]) -> Result<(), DirectoryError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Sizes;
+
+    fn store() -> Store {
+        Store::with_files(Sizes {
+            memory_bytes: 4 << 20,
+            head_bytes: 64 << 10,
+            value_bytes_max: 1 << 20,
+            index_bytes_max: 4 << 20,
+            pinned_share: 0.25,
+            pool_bytes: vec![1 << 20],
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn whoever_found_a_directory_empty_does_not_make_others_forget_what_became_of_it() {
+        let store = store();
+        let now = store.clock().now();
+        store.put(b"d/key", b"", 0, 0).unwrap();
+        let seen = store.directory(b"d/", now).unwrap().unwrap();
+        store.rename_directory(b"d/", b"e/", 10, now).unwrap();
+        // By then another call has looked for keys below `d/` and found none.
+        store.forget_unless_made(&seen);
+        let moved = store.known_directory(seen.number()).expect("its number is good");
+        assert_eq!(moved.path(), b"e/");
+        store.delete(b"e/key", now);
+        let made = store.make_directory(b"e/", moved.metadata()).unwrap();
+        assert!(made.is_made() && !store.forget_unless_made(&moved), "it was made");
+        assert_eq!(store.directory(b"e/", now).unwrap().map(|found| found.number()), Some(seen.number()));
+    }
 
     #[test]
     fn a_path_lies_in_the_directory_before_its_last_part() {

@@ -236,16 +236,21 @@ impl Store {
 
     /// The living object that is the file of that number, if it is none of a directory.
     pub fn file(&self, number: FileNumber, now: u64) -> Option<(Arc<FileRecord>, Arc<Object>)> {
-        // Once more where it was renamed in between.
-        for _ in 0..2 {
-            let record = self.files().records.get(&number.0)?.value().clone();
-            if let Some(object) = self.living(record.key(), now)
+        let record = |number: FileNumber| Some(self.files().records.get(&number.0)?.value().clone());
+        let mut found = record(number)?;
+        loop {
+            if let Some(object) = self.living(found.key(), now)
                 && object.record().is_some_and(|found| found.number == number)
             {
                 return Some((object.record()?.clone(), object));
             }
+            // Once more where it was renamed in between.
+            let moved = record(number)?;
+            if Arc::ptr_eq(&found, &moved) {
+                return None;
+            }
+            found = moved;
         }
-        None
     }
 
     /// Where below `prefix` something of that number is, or was a while ago: a key, or a path that ends with the delimiter.

@@ -98,16 +98,16 @@ impl Counts {
         alignments_apart: 1,
     };
 
-    /// A part of all of it.
+    /// A part of all of it, for machines that are slow.
     pub const BRIEF: Self = Self {
-        copied_bytes_max: 8 << 20,
-        small_files: 200,
-        objects: 60,
-        rounds_of_readers: 6,
-        operations: 1500,
-        entries: 700,
+        copied_bytes_max: (1 << 20) + 1,
+        small_files: 60,
+        objects: 40,
+        rounds_of_readers: 4,
+        operations: 600,
+        entries: 400,
         sparse_bytes: 12 << 30,
-        alignments_apart: 11,
+        alignments_apart: 23,
     };
 }
 
@@ -435,7 +435,9 @@ pub fn alignments<F: Files>(files: &F, counts: &Counts) {
             let expected = &model[at..len_all.min(at + len)];
             assert_eq!(count, expected.len(), "{len} from {at} on");
             assert!(into[..count] == *expected, "{len} octets from {at} on, write {number}");
-            assert!(into[count..].iter().all(|octet| *octet == 0xEE), "written beside what was read");
+            // Roundup of the protocol may come too.
+            let beside = &into[len.min(count.next_multiple_of(4))..];
+            assert!(beside.iter().all(|octet| *octet == 0xEE), "{len} from {at} on, {count}: {beside:02x?}");
         }
         tried += 1;
     }

@@ -2,6 +2,7 @@
 //! that is not ours.
 #![allow(dead_code, reason = "every test file is a crate of its own and uses a part of this")]
 
+pub mod mounts;
 pub mod ours;
 
 use std::collections::BTreeSet;

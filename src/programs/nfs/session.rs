@@ -59,6 +59,10 @@ const RECORD_LIMITS: RecordLimits =
 /// Octets after which a message has told whether it is a WRITE: header with credential and verifier, handle, five words.
 const HEAD_BYTES_MAX: usize = 24 + 2 * (8 + AUTH_BODY_BYTES_MAX) + 4 + FILE_HANDLE_BYTES_MAX + 24;
 
+/// Milliseconds after which no further call is begun before replies have left: a rename of a directory takes tens of them, and
+/// hundreds of such calls fit into the input buffer.
+const TURN_MS: u64 = 5;
+
 /// What a session is made of.
 #[derive(Clone)]
 pub struct Context {
@@ -152,6 +156,8 @@ pub struct Session {
     output: Output,
     ending: Option<End>,
     eof: bool,
+    /// There may be whole calls in the input, which others of the lane go before.
+    is_turn_over: bool,
     /// What was offered to the peer was taken back before it took it.
     held_back: bool,
     /// Millisecond of the store's clock at which the peer last moved an octet, or its turn began.
@@ -176,6 +182,7 @@ impl Session {
             output: Output::default(),
             ending: None,
             eof: false,
+            is_turn_over: false,
             held_back: false,
             moved_ms,
         }
@@ -199,7 +206,9 @@ impl Session {
     }
 
     fn process_input(&mut self, input: &[u8]) {
-        while self.waiting == Waiting::Nothing && self.ending.is_none() && !self.is_full() {
+        let turn_ends_ms = self.now_ms() + TURN_MS;
+        self.is_turn_over = false;
+        while self.waiting == Waiting::Nothing && self.ending.is_none() && !self.is_full() && !self.is_turn_over {
             match mem::replace(&mut self.record, Record::Head) {
                 Record::Held => {
                     self.execute();
@@ -227,6 +236,8 @@ impl Session {
                     Ok(Some(Piece::End)) => {
                         self.start = behind;
                         self.handle_record_end();
+                        // Each call that ended has a reply: when that leaves, the turn comes back.
+                        self.is_turn_over = self.now_ms() >= turn_ends_ms;
                         continue;
                     }
                     Err(fault) => {
@@ -570,7 +581,12 @@ impl StreamSession for Session {
         self.process_input(&input);
         self.input = input;
         self.check_reads();
-        if self.eof && self.ending.is_none() && self.waiting == Waiting::Nothing && !self.is_full() {
+        if self.eof
+            && self.ending.is_none()
+            && self.waiting == Waiting::Nothing
+            && !self.is_full()
+            && !self.is_turn_over
+        {
             // Whatever is left of the input can never become whole.
             self.ending = Some(End::ByPeer);
         }
@@ -667,7 +683,7 @@ impl StreamSession for Session {
     }
 
     fn is_busy(&self) -> bool {
-        !self.output.is_empty() || self.is_inside_record() || self.waiting != Waiting::Nothing
+        !self.output.is_empty() || self.is_inside_record() || self.waiting != Waiting::Nothing || self.is_turn_over
     }
 
     fn rest(&mut self) {

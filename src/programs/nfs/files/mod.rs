@@ -5,8 +5,8 @@
 //!                            Directory                └─▶ else the object
 //! ```
 //! Every call gives what its reply says, but that READ gives pieces and WRITE takes octets in parts: see [`writing`]. No
-//! call waits. A file system is shared by all connections; its only locks are that of a draft, and one for calls that
-//! change which names there are. Decision 14 says what maps to what.
+//! call waits. A file system is shared by all connections; its locks, in their order, are one for calls that change which names
+//! there are, one for drafts as long as files move, and that of each draft. Decision 14 says what maps to what.
 
 #![expect(
     clippy::result_large_err,
@@ -34,7 +34,7 @@ use crate::store::Store;
 use crate::store::directories::Directory;
 use crate::store::files::{FileNumber, FileRecord, Metadata, Owner};
 use crate::store::object::Object;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 const MAGIC: [u8; 4] = *b"BLK1";
@@ -63,6 +63,9 @@ pub struct FileSystem {
     drafts: writing::Drafts,
     /// Held by whoever changes which names there are.
     tree: Mutex<()>,
+    /// Held shared by whoever begins a draft or goes on with one, and alone while a file gets another key: a draft that began
+    /// between the commit of the one before and the move would be one of an object that is not there any more.
+    moving: RwLock<()>,
 }
 
 /// What a handle names.
@@ -77,7 +80,7 @@ impl FileSystem {
     /// If the store was not made with files.
     pub fn new(store: Store, settings: Settings) -> Self {
         assert!(store.has_files(), "a file system needs a store with files");
-        Self { store, settings, drafts: writing::Drafts::default(), tree: Mutex::new(()) }
+        Self { store, settings, drafts: writing::Drafts::default(), tree: Mutex::default(), moving: RwLock::default() }
     }
 
     pub fn store(&self) -> &Store {

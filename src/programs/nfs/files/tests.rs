@@ -718,6 +718,41 @@ fn attributes_are_defaults_until_they_are_set_and_outlive_other_doors() {
 }
 
 #[test]
+fn a_file_is_read_and_written_while_it_moves() {
+    let system = system();
+    let (root, dir) = (system.root(), system.make_dir(system.root(), b"d").unwrap());
+    let files = [system.make(root, b"a").unwrap(), system.make(dir, b"x").unwrap()];
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                for (from, to) in [(b"a", b"b"), (b"d", b"e"), (b"b", b"a"), (b"e", b"d")] {
+                    system.mv((root, from), (root, to)).unwrap();
+                }
+            }
+        });
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut random = Seeded::new(7);
+            let mut models = [vec![0; 3000], vec![0; 3000]];
+            for round in 0..20_000 {
+                for (file, model) in files.iter().zip(&mut models) {
+                    let written = octets(random.next(), 40);
+                    let at = random.below(2900) as usize;
+                    system.put(*file, at as u64, &written, Stable::Unstable).unwrap();
+                    model[at..at + 40].copy_from_slice(&written);
+                    let end = system.attributes_of(*file).unwrap().size as usize;
+                    assert_eq!(system.contents(*file, 0, 5000), Ok((model[..end].to_vec(), true)), "round {round}");
+                }
+            }
+        }));
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        if let Err(panic) = result {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+#[test]
 fn mode_bits_are_checked() {
     let system = system();
     let dir = system.make_dir(system.root(), b"dir").unwrap();

@@ -10,7 +10,7 @@ use crate::store::directories::{Directory, DirectoryError, parent};
 use crate::store::files::DELIMITER;
 use crate::store::key::KEY_BYTES_MAX;
 use crate::store::{Committed, RelocateError};
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, MutexGuard, RwLockWriteGuard};
 
 /// A directory with more keys below it is not renamed: clients copy then.
 pub(super) const RENAMED_KEYS_MAX: usize = 10_000;
@@ -57,6 +57,11 @@ impl FileSystem {
 
     pub(super) fn lock_tree(&self) -> MutexGuard<'_, ()> {
         self.tree.lock().expect("no panic under this lock")
+    }
+
+    /// No draft begins, and none goes on.
+    fn lock_drafts(&self) -> RwLockWriteGuard<'_, ()> {
+        self.moving.write().expect("no panic under this lock")
     }
 
     /// What a name in a directory, none of `.` and `..`, is.
@@ -346,6 +351,7 @@ impl FileSystem {
             (Node::Directory(_), Some(Node::File(..))) => Err(NfsError::NotDir),
             (Node::File(from, _), Some(Node::File(to, _))) if from.number() == to.number() => Ok(()),
             (Node::File(from, _), target) => {
+                let _unmoved = self.lock_drafts();
                 // The draft is one of the object with the old key.
                 self.publish(from.number())?;
                 if let Some(Node::File(to, _)) = target {
@@ -369,6 +375,7 @@ impl FileSystem {
                 if self.store.has_below(&path, now) {
                     return Err(NfsError::NotEmpty);
                 }
+                let _unmoved = self.lock_drafts();
                 self.publish_below(from.path())?;
                 self.keep(from_dir);
                 if let Some(Node::Directory(to)) = target {

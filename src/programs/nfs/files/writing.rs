@@ -151,6 +151,7 @@ impl FileSystem {
         number: FileNumber,
         act: impl FnOnce(&FileRecord, &mut SparseDraft) -> T,
     ) -> Result<T, NfsError> {
+        let _unmoved = self.moving.read().expect("no panic under this lock");
         loop {
             if !self.drafts.slots.contains_key(&number) && self.drafts.slots.len() >= DRAFTS_MAX {
                 return Err(NfsError::Jukebox);
@@ -269,14 +270,11 @@ impl FileSystem {
         let (pieces, size, pinned) = match drafted {
             Some((pieces, size)) => (pieces, size, None),
             None => {
-                let pinned = match self.store.get(record.key(), self.store.clock().now()) {
-                    Lookup::Hit(pinned) => pinned,
-                    Lookup::Miss(_) => return Err(Failure { error: NfsError::Stale, attributes: None }),
-                    Lookup::Busy => return Err(failed(NfsError::Jukebox)),
+                let pinned = match self.pin(&record) {
+                    Ok(pinned) => pinned,
+                    Err(NfsError::Stale) => return Err(Failure { error: NfsError::Stale, attributes: None }),
+                    Err(error) => return Err(failed(error)),
                 };
-                if pinned.record().is_none_or(|found| found.number() != record.number()) {
-                    return Err(Failure { error: NfsError::Stale, attributes: None });
-                }
                 pinned.count_head();
                 (pinned.range(arguments.offset, count).collect(), pinned.len(), Some(pinned))
             }
@@ -286,6 +284,21 @@ impl FileSystem {
         let file_attributes = self.attributes(&Node::File(record, object));
         // Of the moment at which the octets were there.
         Ok(Reading { file_attributes: Attributes { size, ..file_attributes }, eof, pieces, len, pinned })
+    }
+
+    /// The object of a file, under whichever key it is by now.
+    fn pin(&self, record: &Arc<FileRecord>) -> Result<Pinned, NfsError> {
+        let (number, mut record) = (record.number(), record.clone());
+        loop {
+            let now = self.store.clock().now();
+            match self.store.get(record.key(), now) {
+                Lookup::Hit(pinned) if pinned.record().is_some_and(|found| found.number() == number) => {
+                    return Ok(pinned);
+                }
+                Lookup::Busy => return Err(NfsError::Jukebox),
+                Lookup::Hit(_) | Lookup::Miss(_) => record = self.store.file(number, now).ok_or(NfsError::Stale)?.0,
+            }
+        }
     }
 
     /// A WRITE of `len` octets from `offset` on begins.

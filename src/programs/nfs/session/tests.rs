@@ -109,6 +109,9 @@ struct Peer<'a> {
 impl Peer<'_> {
     fn turn(&mut self) {
         self.session.process();
+        while self.session.is_turn_over {
+            self.session.process();
+        }
         while let Some(action) = self.session.poll_action() {
             match action {
                 Action::Read(read) => self.reads.push(read),
@@ -278,6 +281,39 @@ fn data_of(results: &[u8]) -> (Vec<u8>, bool) {
     reader.finish().unwrap();
     assert_eq!(count as usize, data.len());
     (data, eof)
+}
+
+#[test]
+fn calls_that_cost_much_go_one_by_one_and_others_of_the_lane_between_them() {
+    let server = Server::new(sizes());
+    for number in 0..9_000 {
+        server.store().put(format!("d/{number}").as_bytes(), b"", 0, 0).unwrap();
+    }
+    let root = server.export.files().root();
+    let mut peer = server.connect();
+    let rename = |xid: u32, from: &[u8], to: &[u8]| {
+        marked(&nfs_call(xid, procedure::RENAME, |words| {
+            for name in [from, to] {
+                root.write(words);
+                words.opaque(name);
+            }
+        }))
+    };
+    let calls: Vec<_> = (0..6).flat_map(|xid| [rename(2 * xid, b"d", b"e"), rename(2 * xid + 1, b"e", b"d")]).collect();
+    let calls = calls.concat();
+    peer.session.targets().1[..calls.len()].copy_from_slice(&calls);
+    peer.session.handle_input(calls.len());
+    peer.session.handle_eof();
+    peer.session.process();
+    let offered = peer.session.gather(&mut Vec::new());
+    assert!(offered > 0 && peer.session.is_turn_over && peer.session.is_busy(), "{offered}");
+    assert!(peer.session.ended().is_none(), "there is more in its input");
+    peer.turn();
+    peer.settle();
+    let replies = peer.replies();
+    assert_eq!(replies.len(), 12);
+    assert!(2 * offered <= replies.concat().len(), "{offered} octets in the first turn");
+    assert_eq!(peer.session.ended(), Some(End::ByPeer));
 }
 
 #[test]
