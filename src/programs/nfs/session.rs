@@ -15,7 +15,7 @@
 //! stream, and so the peer.
 //!
 //! **Order.** Calls begin in the order in which they came, and are done at once but for the data of READs and WRITEs. Of a
-//! READ the octets are decided then, whatever is written later; see [`output`] for what leaves when.
+//! READ the octets are decided then, whatever is written later. What leaves when is decided in `output`.
 //!
 //! **Ends.** Nothing tells where the next record begins behind one that is too long or has too many fragments, and whoever
 //! sends what is no call is no client: the connection ends. Calls that are not understood are answered as RFC 5531 says.
