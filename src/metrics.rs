@@ -120,7 +120,8 @@ counts! {
         window_to_arena,
         /// Text GET: values of at most 4 KiB, into the text of the reply. RPC GET: ranges in RAM that have no write chunk.
         arena_to_reply,
-        /// Text SET: what came with the command, from the input buffer. RPC PUT: what came in the message.
+        /// Text SET: what came with the command, from the input buffer. RPC PUT: what came in the message. NFS over TCP: the data of
+        /// WRITEs.
         input_to_arena,
         /// RPC PUT: from the buffer that it was pulled into.
         pulled_to_arena,

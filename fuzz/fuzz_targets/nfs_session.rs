@@ -165,7 +165,7 @@ impl Peer {
         }
         while let Some((mark, behind)) = self.received.split_first_chunk::<4>() {
             let mark = Mark::read(*mark);
-            assert!(mark.is_last && mark.len >= 24 && mark.len % 4 == 0, "{mark:?}");
+            assert!(mark.is_last && mark.len >= 20 && mark.len % 4 == 0, "{mark:?}");
             if behind.len() < mark.len as usize {
                 break;
             }

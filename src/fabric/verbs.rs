@@ -8,8 +8,8 @@
 //! Every connection has its protection domain, its queue pair and its completion queue; a lane polls those of its
 //! connections in turn. Asleep, it waits on one epoll descriptor: the completion channel of each device, the event channel
 //! of the connection manager, its bell, and a timer. The timer is for memory: a Write of the peer completes nothing here,
-//! so while an owner watches a word ([`MemoryRegion::watch`]) the lane looks again after [`WATCH_MIN`], twice as long each
-//! time nothing came, up to [`WATCH_MAX`].
+//! so while an owner watches a word ([`MemoryRegion::watch`]) the lane looks again after `WATCH_MIN`, twice as long each
+//! time nothing came, up to `WATCH_MAX`.
 //!
 //! A region whose key the peer may give back is a memory window of type 2 where the device has them, bound by a request
 //! once the connection is there; elsewhere, as every other region, a registration of its own.

@@ -15,7 +15,7 @@
 //! stream, and so the peer.
 //!
 //! **Order.** Calls begin in the order in which they came, and are done at once but for the data of READs and WRITEs. Of a
-//! READ the octets are decided then, whatever is written later; see [`output`] for what leaves when.
+//! READ the octets are decided then, whatever is written later. What leaves when is decided in `output`.
 //!
 //! **Ends.** Nothing tells where the next record begins behind one that is too long or has too many fragments, and whoever
 //! sends what is no call is no client: the connection ends. Calls that are not understood are answered as RFC 5531 says.
@@ -28,7 +28,9 @@ pub use output::MESSAGE_BYTES_MAX;
 
 use super::export::{Client, Executed, Export};
 use super::files::{WriteStep, Writing};
-use super::{Bulk, CALL_BYTES_MAX, FILE_HANDLE_BYTES_MAX, PROGRAM, Request, Stable, TRANSFER_BYTES_MAX};
+use super::{
+    Bulk, CALL_BYTES_MAX, FILE_HANDLE_BYTES_MAX, Failure, NfsError, PROGRAM, Request, Stable, TRANSFER_BYTES_MAX,
+};
 use crate::fabric::staging::StagingBuf;
 use crate::metrics::Metrics;
 use crate::programs::mount;
@@ -82,8 +84,8 @@ enum Record {
     Head,
     /// It is gathered.
     Whole,
-    /// It is complete, and the same call runs on another connection.
-    Twin,
+    /// It is complete, and waits: the same call runs on another connection, or readers pin as much as they may.
+    Held,
     /// The head of a WRITE is there, and the same call runs on another connection.
     TwinOfWrite { len: u32 },
     /// A WRITE whose data is arriving.
@@ -117,8 +119,10 @@ struct Arriving {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Waiting {
     Nothing,
+    /// For space, for octets of a WRITE.
     Space,
-    Twin,
+    /// For what a whole call needs to be executed.
+    Call,
 }
 
 /// What a call came to.
@@ -127,7 +131,7 @@ enum Answer {
     Message(Vec<u8>),
     Read(Xid, super::files::Reading),
     Write(Box<Arriving>),
-    /// It has to wait for the same call elsewhere.
+    /// It is to be executed again later.
     Later,
     /// It is none: the peer is no client.
     NoCall,
@@ -146,6 +150,8 @@ pub struct Session {
     message: Vec<u8>,
     record: Record,
     waiting: Waiting,
+    /// When a READ began to wait for pins.
+    busy_since_ms: Option<u64>,
     asked: Option<Ask>,
     output: Output,
     ending: Option<End>,
@@ -171,6 +177,7 @@ impl Session {
             message: Vec::new(),
             record: Record::Head,
             waiting: Waiting::Nothing,
+            busy_since_ms: None,
             asked: None,
             output: Output::default(),
             ending: None,
@@ -203,7 +210,7 @@ impl Session {
         self.is_turn_over = false;
         while self.waiting == Waiting::Nothing && self.ending.is_none() && !self.is_full() && !self.is_turn_over {
             match mem::replace(&mut self.record, Record::Head) {
-                Record::Twin => {
+                Record::Held => {
                     self.execute();
                     continue;
                 }
@@ -295,7 +302,7 @@ impl Session {
                 }
             }
             Record::Drained(_) => octets.len(),
-            Record::Twin | Record::TwinOfWrite { .. } => unreachable!("nothing is taken while a call waits"),
+            Record::Held | Record::TwinOfWrite { .. } => unreachable!("nothing is taken while a call waits"),
         }
     }
 
@@ -347,7 +354,7 @@ impl Session {
             Answer::Later => {
                 self.record = Record::TwinOfWrite { len };
                 self.message = message;
-                self.wait(Waiting::Twin);
+                self.wait(Waiting::Call);
             }
             Answer::NoCall | Answer::Read(..) => unreachable!("it was found to be a WRITE"),
         }
@@ -358,7 +365,7 @@ impl Session {
             Record::Head | Record::Whole => self.execute(),
             Record::Drained(octets) => self.output.message(&octets),
             Record::Data(arriving) => self.end_write(*arriving),
-            Record::Twin | Record::TwinOfWrite { .. } => unreachable!("nothing is read while a call waits"),
+            Record::Held | Record::TwinOfWrite { .. } => unreachable!("nothing is read while a call waits"),
         }
     }
 
@@ -369,9 +376,9 @@ impl Session {
             Answer::Message(octets) => self.output.message(&octets),
             Answer::Read(xid, reading) => self.output.read(xid, reading),
             Answer::Later => {
-                self.record = Record::Twin;
+                self.record = Record::Held;
                 self.message = message;
-                return self.wait(Waiting::Twin);
+                return self.wait(Waiting::Call);
             }
             Answer::NoCall => self.ending = Some(End::Protocol),
             Answer::Write(_) => unreachable!("the data of a WRITE is found before its record ends"),
@@ -382,7 +389,7 @@ impl Session {
     }
 
     /// What a call comes to, as far as it can be executed now.
-    fn answer(&self, arguments: Arguments<'_>) -> Answer {
+    fn answer(&mut self, arguments: Arguments<'_>) -> Answer {
         let counts = &self.context.metrics.rpc_calls;
         let call = match rpc::accept(&[&PROGRAM, &mount::PROGRAM], arguments) {
             Ok(call) => call,
@@ -414,10 +421,20 @@ impl Session {
                 return answer;
             }
         };
-        counts.nfs.add(name);
         // Of NULL it need not be understood.
         let credential = header.credential.credential().unwrap_or(Credential::None);
-        match (export.execute(client, &credential, &request), key) {
+        let executed = export.execute(client, &credential, &request);
+        if let Executed::Reply(super::Reply::Read(Err(Failure { error: NfsError::Jukebox, .. }))) = &executed {
+            // Pins come free as replies leave, and a client that is told to try again waits for seconds.
+            let now_ms = self.now_ms();
+            let since_ms = *self.busy_since_ms.get_or_insert(now_ms);
+            if now_ms.saturating_sub(since_ms) < self.context.reserve_wait_ms {
+                return Answer::Later;
+            }
+        }
+        self.busy_since_ms = None;
+        counts.nfs.add(name);
+        match (executed, key) {
             (Executed::Reply(reply), key) => {
                 let answer = reply.encode(header.xid);
                 self.complete(key.as_ref(), &answer);

@@ -9,8 +9,10 @@ pub(super) const WRITE: u32 = 2;
 pub(super) const EXECUTE: u32 = 1;
 /// Entries of such a directory are their owner's and the directory's owner's to remove.
 const STICKY: u32 = 0o1000;
-/// New entries of such a directory have its group.
+/// New entries of such a directory have its group; such a file acts as its group when it is executed.
 const SET_GROUP: u32 = 0o2000;
+/// A file that acts as its owner when it is executed.
+const SET_USER: u32 = 0o4000;
 /// Who is nobody else: the customary number.
 pub const NOBODY: u32 = 65534;
 
@@ -78,11 +80,28 @@ impl Caller {
         self.may(directory, WRITE | EXECUTE, true) && is_free
     }
 
+    /// Whether what he makes may act as a group: as one that he is in.
+    pub(super) fn may_set_group(&self, gid: u32) -> bool {
+        self.is_root() || self.is_in(gid)
+    }
+
+    /// The content of a file changes: it does not go on acting as its owner, or as the group that executes it.
+    pub(super) fn drop_rights(is_root: bool, metadata: &mut Metadata) {
+        if let Some(owner) = metadata.owner.as_mut().filter(|_| !is_root) {
+            let group = if owner.mode & (EXECUTE << 3) != 0 { SET_GROUP } else { 0 };
+            owner.mode &= !(SET_USER | group);
+        }
+    }
+
     /// What a new entry of `directory` begins with.
     pub(super) fn begin(&self, directory: Owner, mode: u32, is_directory: bool, now_ns: u64) -> Metadata {
         let inherits = directory.mode & SET_GROUP != 0;
         let gid = if inherits { directory.gid } else { self.gid };
-        let mode = if inherits && is_directory { mode | SET_GROUP } else { mode };
+        let mode = match is_directory {
+            true if inherits => mode | SET_GROUP,
+            false if !self.may_set_group(gid) => mode & !SET_GROUP,
+            _ => mode,
+        };
         Metadata::new(Some(Owner { mode: mode & 0o7777, uid: self.uid, gid }), now_ns)
     }
 }

@@ -256,6 +256,7 @@ impl FileSystem {
                     let is_alone = is_alone(metadata);
                     if new.size.is_some() {
                         metadata.modify(now_ns);
+                        Caller::drop_rights(caller.is_root(), metadata);
                     }
                     apply(metadata, owner, new, now_ns, caller);
                     is_alone
@@ -379,6 +380,9 @@ fn apply(metadata: &mut Metadata, owner: Owner, new: &SetAttributes, now_ns: u64
     // Who gets a file does not get to act as whom it was of.
     if new.mode.is_none() && !caller.is_root() {
         set.mode &= !0o6000;
+    }
+    if !caller.may_set_group(set.gid) {
+        set.mode &= !0o2000;
     }
     metadata.owner = Some(set);
 }

@@ -803,6 +803,43 @@ fn mode_bits_are_checked() {
 }
 
 #[test]
+fn a_file_acts_as_nobody_who_did_not_say_so() {
+    let system = system();
+    let set = |uid: u32, object: FileHandle, new_attributes: SetAttributes| {
+        let set = system.set_attr(&user(uid), &SetAttr { object, new_attributes, guard: None });
+        set.unwrap();
+    };
+    let mode = |mode: u32| SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+    let mode_of = |file: FileHandle| system.attributes_of(file).unwrap().mode;
+    // Files made in it are of group 20, which 5 is not in.
+    let dir = system.make_dir(system.root(), b"dir").unwrap();
+    set(0, dir, SetAttributes { gid: Some(20), ..mode(0o2777) });
+    let create = |uid: u32, name: &'static [u8]| {
+        let how = CreateHow::Unchecked(mode(0o6755));
+        system.create(&user(uid), &Create { place: Place { dir, name: Name(name) }, how }).unwrap().obj.unwrap()
+    };
+    let file = create(5, b"file");
+    assert_eq!((mode_of(file), system.attributes_of(file).unwrap().gid), (0o4755, 20));
+    set(5, file, mode(0o6755));
+    assert_eq!(mode_of(file), 0o4755, "nor later");
+    assert_eq!((mode_of(create(20, b"member's")), mode_of(create(0, b"root's"))), (0o6755, 0o6755));
+    // What others put into it does not act as its owner.
+    let put = |uid: u32, file: FileHandle| {
+        let mut writing = system.begin_write(&user(uid), &file, 0, 1).unwrap();
+        assert_eq!(system.write(&mut writing, b"x"), WriteStep::Done(1));
+        system.end_write(writing, 1, Stable::FileSync).unwrap();
+    };
+    let cut = |uid: u32, file: FileHandle| set(uid, file, SetAttributes { size: Some(0), ..SetAttributes::default() });
+    for change in [&put as &dyn Fn(u32, FileHandle), &cut] {
+        for (before, writer, after) in [(0o6777, 5, 0o777), (0o6767, 5, 0o2767), (0o6777, 0, 0o6777)] {
+            set(0, file, mode(before));
+            change(writer, file);
+            assert_eq!(mode_of(file), after, "{before:o}, {writer}");
+        }
+    }
+}
+
+#[test]
 fn an_exclusive_create_comes_twice_and_is_done_once() {
     let system = system();
     let create = |verifier| {

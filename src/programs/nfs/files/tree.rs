@@ -192,7 +192,10 @@ impl FileSystem {
                                 return Err(NfsError::Acces);
                             }
                             self.set_size(record.number(), *size)?;
-                            record.update(|metadata| metadata.modify(now_ns));
+                            record.update(|metadata| {
+                                metadata.modify(now_ns);
+                                Caller::drop_rights(caller.is_root(), metadata);
+                            });
                         }
                         CreateHow::Unchecked(_) => {}
                     }

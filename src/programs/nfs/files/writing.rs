@@ -89,6 +89,8 @@ pub struct Writing {
     written: u32,
     before: WccAttributes,
     changed_ns: u64,
+    /// Of the super-user.
+    is_of_root: bool,
     failure: Option<NfsError>,
 }
 
@@ -329,7 +331,15 @@ impl FileSystem {
         }
         let number = record.number();
         let before = after.as_ref().map(WccAttributes::from).ok_or(failed(NfsError::ServerFault))?;
-        Ok(Writing { number, offset, written: 0, before, changed_ns: metadata.changed_ns, failure: None })
+        Ok(Writing {
+            number,
+            offset,
+            written: 0,
+            before,
+            changed_ns: metadata.changed_ns,
+            is_of_root: caller.is_root(),
+            failure: None,
+        })
     }
 
     /// The next octets of a WRITE. All that was written is seen through this door at once.
@@ -358,7 +368,7 @@ impl FileSystem {
     /// What it was refused with, or [`NfsError::Jukebox`], if nothing was written and something should have been; what its
     /// commit is refused with.
     pub fn end_write(&self, writing: Writing, len: u32, stable: Stable) -> Outcome<WriteDone, WccData> {
-        let Writing { number, written, before, changed_ns, failure, .. } = writing;
+        let Writing { number, written, before, changed_ns, is_of_root, failure, .. } = writing;
         let now_ns = self.store.clock().now_ns();
         let file = self.store.file(number, self.store.clock().now());
         let mut is_alone = false;
@@ -366,6 +376,7 @@ impl FileSystem {
             is_alone = record.update(|metadata| {
                 let is_alone = metadata.changed_ns == changed_ns;
                 metadata.modify(now_ns);
+                Caller::drop_rights(is_of_root, metadata);
                 is_alone
             });
         }

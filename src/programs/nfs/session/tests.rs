@@ -10,11 +10,11 @@ use crate::programs::nfs::{
 use crate::programs::stream::{TAIL_READS, TailRead};
 use crate::store::draft::Want;
 use crate::store::segment::Class;
-use crate::store::{Sizes, Store};
+use crate::store::{Lookup, Sizes, Store};
 use crate::wire::codec::{Codec, Reader, Writer};
 use crate::wire::onc_rpc::record::{Mark, marked};
 use crate::wire::onc_rpc::{AuthSys, Denial, OpaqueAuth, Versions};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 const MIB: u64 = 1 << 20;
@@ -60,6 +60,10 @@ impl Server {
     }
 
     fn connect(&self) -> Peer<'_> {
+        self.connect_with(0)
+    }
+
+    fn connect_with(&self, reserve_wait_ms: u64) -> Peer<'_> {
         let client = Client { address: IpAddr::from([192, 0, 2, 1]), is_allowed: true };
         let session = Session::new(Context {
             export: self.export.clone(),
@@ -67,7 +71,7 @@ impl Server {
             shared: self.shared.clone(),
             metrics: self.metrics.clone(),
             calls_max: 16,
-            reserve_wait_ms: 0,
+            reserve_wait_ms,
         });
         Peer { server: self, session, received: Vec::new(), reads: Vec::new(), asks: 0 }
     }
@@ -76,7 +80,7 @@ impl Server {
     fn value(&self, key: &[u8]) -> Option<Vec<u8>> {
         let store = self.store();
         match store.get(key, store.clock().now()) {
-            crate::store::Lookup::Hit(pinned) => pinned.to_vec(),
+            Lookup::Hit(pinned) => pinned.to_vec(),
             _ => None,
         }
     }
@@ -547,6 +551,44 @@ fn a_write_that_arrives_elsewhere_is_waited_for_and_taken_up_when_it_is_lost() {
     next.settle();
     assert_eq!(next.replies().len(), 1);
     assert_eq!(server.value(b"f"), Some(data));
+}
+
+#[test]
+fn a_read_waits_for_pins_and_what_comes_behind_it_waits_too() {
+    let server = Server::new(sizes());
+    let file = filled(&server, b"f", &octets(1, 1 << 20));
+    let look = |key: &[u8]| server.store().get(key, server.store().clock().now());
+    // Others pin as much as they may.
+    let mut pinned = Vec::new();
+    for number in 0..16_u8 {
+        while write_one(server.store(), &server.disk, true, false) {}
+        server.store().put(&[b'k', number], &octets(2, 4 << 20), 0, 0).unwrap();
+        match look(&[b'k', number]) {
+            Lookup::Hit(pin) => pinned.push(pin),
+            _ => break,
+        }
+    }
+    assert!(matches!(look(b"f"), Lookup::Busy), "{} are pinned", pinned.len());
+    let stream = [marked(&read_call(1, file, 0, 100)), marked(&getattr_call(2, file))].concat();
+    let mut peer = server.connect_with(60_000);
+    assert_eq!(peer.feed(&stream, usize::MAX), stream.len());
+    for asks in 2..5 {
+        assert_eq!(peer.send(usize::MAX), 0);
+        peer.session.handle_retry();
+        peer.turn();
+        assert_eq!(peer.asks, asks);
+    }
+    assert!(peer.session.is_busy() && !peer.session.is_stalled(u64::MAX));
+    pinned.clear();
+    peer.session.handle_retry();
+    peer.turn();
+    peer.settle();
+    let replies: Vec<(u32, Vec<u8>)> = peer.replies().iter().map(|reply| results(reply)).collect();
+    let xids: BTreeSet<u32> = replies.iter().map(|(xid, _)| *xid).collect();
+    assert_eq!(xids, BTreeSet::from([1, 2]));
+    assert_eq!(server.metrics.rpc_calls.nfs.get("READ"), 1);
+    let read = replies.iter().find(|(xid, _)| *xid == 1).expect("it is there");
+    assert!(data_of(&read.1).0 == octets(1, 100));
 }
 
 #[test]
