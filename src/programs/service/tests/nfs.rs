@@ -584,12 +584,15 @@ fn a_write_that_its_connection_did_not_live_to_see_is_executed_when_it_comes_aga
     second.assert_idle();
 }
 
+/// A call is sent with this xid.
+type Way = Box<dyn Fn(&mut Bench, u32)>;
+
 /// The ways in which the same WRITE can come.
-fn ways(write: &[u8], data: &[u8]) -> [Box<dyn Fn(&mut Bench, u32)>; 4] {
+fn ways(write: &[u8], data: &[u8]) -> [Way; 4] {
     let (write, data) = (write.to_vec(), data.to_vec());
     let mut whole = [&write[..], &data[..]].concat();
     whole.resize(whole.len().next_multiple_of(4), 0);
-    let chunked = |lengths: Vec<usize>| -> Box<dyn Fn(&mut Bench, u32)> {
+    let chunked = |lengths: Vec<usize>| -> Way {
         let (write, data) = (write.clone(), data.clone());
         Box::new(move |bench, xid| bench.write_chunk(xid, &write, &data, &lengths))
     };
@@ -700,7 +703,7 @@ fn a_write_is_executed_once_over_tcp_and_here() {
             let mut bench = connect(&store, &shared, &nfs);
             let mut tcp = session::Session::new(session::Context {
                 export: nfs.export.clone(),
-                client: nfs.client.clone(),
+                client: nfs.client,
                 shared: shared.clone(),
                 metrics: bench.metrics.clone(),
                 calls_max: 4,
