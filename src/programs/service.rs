@@ -11,7 +11,7 @@
 //!           ┌──────────────┬──────────────────────┤
 //!           ▼              ▼                      ▼
 //!        Getting        Putting, Writing       answered at once
-//!     places: Write   Reads: into the draft       │
+//!     places: Write   Reads: into the draft       │      (Writing, its first octets: ─▶ Twin, or dispatch, or answered)
 //!           │              └─▶ Closing (Reads outstanding)
 //!           └──────────────┬──────────────────────┘
 //!                          ▼
@@ -336,6 +336,8 @@ impl<B: AsRef<[u8]>> Service<B> {
             reads,
             offer,
             key,
+            head: None,
+            known: None,
             stage,
             held_call: 0,
             held_reply: 0,

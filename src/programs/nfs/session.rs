@@ -3,16 +3,16 @@
 //! ```text
 //!                    +--------------------- process ----------------------+
 //!  socket -> input   | Head ──no WRITE──▶ Whole ──▶ execute ──▶ reply      | -> output -> socket
-//!                    |   └────────▶ Data ──▶ write … ──▶ end_write ──▶ reply |      ^
+//!                    |   └─▶ First ─▶ Data ──▶ write … ──▶ end_write ──▶ reply |    ^
 //!                    |   └─refused, or no call of ours─▶ Drained ──▶ reply   |      | disk
 //!                    +----------------------------------------------------+
 //!                        │ ▲
 //!                        ▼ │ waits for space, or for the same call on another connection
 //! ```
 //! A message is gathered until it tells whether it is a WRITE. The data of one goes from the input buffer into the draft of
-//! its file as it comes, and is never held; any other message is gathered to its end. A call is answered when its record has
-//! come to its end, not before: clients do not expect replies to what they have not said. What cannot go on, holds back the
-//! stream, and so the peer.
+//! its file as it comes, and is never held but for its first octets, by which the call is known when it comes again. Any
+//! other message is gathered to its end. A call is answered when its record has come to its end, not before: clients do not
+//! expect replies to what they have not said. What cannot go on, holds back the stream, and so the peer.
 //!
 //! **Order.** Calls begin in the order in which they came, and are done at once but for the data of READs and WRITEs. Of a
 //! READ the octets are decided then, whatever is written later. What leaves when is decided in `output`.
@@ -43,7 +43,7 @@ use crate::wire::codec::roundup_bytes;
 use crate::wire::onc_rpc::auth::AUTH_BODY_BYTES_MAX;
 use crate::wire::onc_rpc::record::{Piece, RecordDecoder, RecordLimits};
 use crate::wire::onc_rpc::{AcceptStatus, CallHeader, Credential, Part, Payload, Reply, ReplyHeader, Xid};
-use crate::wire::rpcrdma::duplicate::{Admission, CallKey, DuplicateCache, arguments_checksum};
+use crate::wire::rpcrdma::duplicate::{Admission, CallKey, DuplicateCache, arguments_checksum, first_bytes};
 use output::{Lost, Output};
 use std::io::IoSlice;
 use std::mem;
@@ -86,8 +86,10 @@ enum Record {
     Whole,
     /// It is complete, and waits: the same call runs on another connection, or readers pin as much as they may.
     Held,
-    /// The head of a WRITE is there, and the same call runs on another connection.
-    TwinOfWrite { len: u32 },
+    /// The head of a WRITE is there, up to `position`, and the first octets of its data are gathered behind it.
+    First { position: usize, len: u32 },
+    /// Those are there too, and the same call runs on another connection.
+    TwinOfWrite { position: usize, len: u32 },
     /// A WRITE whose data is arriving.
     Data(Box<Arriving>),
     /// The rest is of no use; at its end it is answered with this.
@@ -102,6 +104,8 @@ struct Arriving {
     key: CallKey,
     writing: Writing,
     stable: Stable,
+    /// The first octets of its data that came, until they are written.
+    first: Vec<u8>,
     /// Octets of its data.
     len: u32,
     /// Of them, those that have not come, or not been taken.
@@ -114,6 +118,33 @@ struct Arriving {
     is_refused: bool,
     /// When it began to wait for space.
     waits_since_ms: Option<u64>,
+}
+
+impl Arriving {
+    /// Takes octets of its data off the front of `data`, and says how many.
+    fn write(&mut self, context: &Context, data: &[u8]) -> usize {
+        let files = context.export.files();
+        match files.write(&mut self.writing, data) {
+            WriteStep::Done(count) => {
+                self.left -= count as u32;
+                self.waits_since_ms = None;
+                context.metrics.copied.input_to_arena.add(count as u64);
+                return count;
+            }
+            WriteStep::Wait(_) => {
+                let now_ms = files.store().clock().now_ms();
+                let since_ms = *self.waits_since_ms.get_or_insert(now_ms);
+                self.is_refused = now_ms.saturating_sub(since_ms) >= context.reserve_wait_ms;
+            }
+            WriteStep::Refused(_) => self.is_refused = true,
+        }
+        0
+    }
+
+    /// There was no space for it, and there may be.
+    fn is_waiting(&self) -> bool {
+        self.waits_since_ms.is_some() && !self.is_refused
+    }
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -214,8 +245,12 @@ impl Session {
                     self.execute();
                     continue;
                 }
-                Record::TwinOfWrite { len } => {
-                    self.begin_write(len);
+                Record::TwinOfWrite { position, len } => {
+                    self.begin_write(position, len);
+                    continue;
+                }
+                Record::Data(arriving) if !arriving.first.is_empty() => {
+                    self.write_first(arriving);
                     continue;
                 }
                 record => self.record = record,
@@ -268,7 +303,6 @@ impl Session {
                 taken
             }
             Record::Data(arriving) => {
-                let files = self.context.export.files();
                 if arriving.left == 0 || arriving.is_refused {
                     let of_data = octets.len().min(arriving.left as usize);
                     let of_roundup = (octets.len() - of_data).min(arriving.roundup as usize);
@@ -278,28 +312,20 @@ impl Session {
                     return octets.len();
                 }
                 let data = &octets[..octets.len().min(arriving.left as usize)];
-                match files.write(&mut arriving.writing, data) {
-                    WriteStep::Done(count) => {
-                        arriving.left -= count as u32;
-                        arriving.waits_since_ms = None;
-                        self.context.metrics.copied.input_to_arena.add(count as u64);
-                        count
-                    }
-                    WriteStep::Wait(_) => {
-                        let now_ms = files.store().clock().now_ms();
-                        let since_ms = *arriving.waits_since_ms.get_or_insert(now_ms);
-                        if now_ms.saturating_sub(since_ms) >= self.context.reserve_wait_ms {
-                            arriving.is_refused = true;
-                        } else {
-                            self.wait(Waiting::Space);
-                        }
-                        0
-                    }
-                    WriteStep::Refused(_) => {
-                        arriving.is_refused = true;
-                        0
-                    }
+                let count = arriving.write(&self.context, data);
+                if arriving.is_waiting() {
+                    self.wait(Waiting::Space);
                 }
+                count
+            }
+            Record::First { position, len } => {
+                let (position, len) = (*position, *len);
+                let taken = octets.len().min(position + first_bytes(len) - self.message.len());
+                self.message.extend_from_slice(&octets[..taken]);
+                if self.message.len() == position + first_bytes(len) {
+                    self.begin_write(position, len);
+                }
+                taken
             }
             Record::Drained(_) => octets.len(),
             Record::Held | Record::TwinOfWrite { .. } => unreachable!("nothing is taken while a call waits"),
@@ -326,7 +352,8 @@ impl Session {
                     Some(left) if u64::from(left) + here as u64 != u64::from(len) + roundup_bytes(len.into()) => {
                         self.refuse_message();
                     }
-                    _ => self.begin_write(len),
+                    _ if len > 0 => self.record = Record::First { position, len },
+                    _ => self.begin_write(position, len),
                 }
                 taken
             }
@@ -344,15 +371,16 @@ impl Session {
         };
     }
 
-    /// The head of a WRITE is gathered, with the length of its data.
-    fn begin_write(&mut self, len: u32) {
+    /// The head of a WRITE is gathered, up to `position`, with the first of its `len` octets.
+    fn begin_write(&mut self, position: usize, len: u32) {
         let message = mem::take(&mut self.message);
-        let chunk = rpc::Reduced { position: message.len() as u64, len: len.into() };
-        match self.answer(Arguments { stream: &message, chunks: &[chunk] }) {
+        let (head, first) = message.split_at(position);
+        let chunk = rpc::Reduced { position: position as u64, len: len.into() };
+        match self.answer(Arguments { stream: head, chunks: &[chunk] }, first) {
             Answer::Message(octets) => self.record = Record::Drained(octets),
             Answer::Write(arriving) => self.record = Record::Data(arriving),
             Answer::Later => {
-                self.record = Record::TwinOfWrite { len };
+                self.record = Record::TwinOfWrite { position, len };
                 self.message = message;
                 self.wait(Waiting::Call);
             }
@@ -360,11 +388,32 @@ impl Session {
         }
     }
 
+    /// The first octets of a WRITE go before all others.
+    fn write_first(&mut self, mut arriving: Box<Arriving>) {
+        let mut first = mem::take(&mut arriving.first);
+        let count = arriving.write(&self.context, &first);
+        first.drain(..count);
+        if arriving.is_refused {
+            arriving.left -= first.len() as u32;
+        } else {
+            arriving.first = first;
+        }
+        if arriving.is_waiting() {
+            self.wait(Waiting::Space);
+        }
+        self.record = Record::Data(arriving);
+    }
+
     fn handle_record_end(&mut self) {
+        if matches!(self.record, Record::First { .. }) {
+            // It is shorter than it says.
+            self.refuse_message();
+        }
         match mem::replace(&mut self.record, Record::Head) {
             Record::Head | Record::Whole => self.execute(),
             Record::Drained(octets) => self.output.message(&octets),
             Record::Data(arriving) => self.end_write(*arriving),
+            Record::First { .. } => unreachable!("it was refused"),
             Record::Held | Record::TwinOfWrite { .. } => unreachable!("nothing is read while a call waits"),
         }
     }
@@ -372,7 +421,7 @@ impl Session {
     /// The gathered message is a call.
     fn execute(&mut self) {
         let message = mem::take(&mut self.message);
-        match self.answer(Arguments { stream: &message, chunks: &[] }) {
+        match self.answer(Arguments { stream: &message, chunks: &[] }, &[]) {
             Answer::Message(octets) => self.output.message(&octets),
             Answer::Read(xid, reading) => self.output.read(xid, reading),
             Answer::Later => {
@@ -388,8 +437,8 @@ impl Session {
         self.message.clear();
     }
 
-    /// What a call comes to, as far as it can be executed now.
-    fn answer(&mut self, arguments: Arguments<'_>) -> Answer {
+    /// What a call comes to, as far as it can be executed now. Of a WRITE `first` are the first octets of its data.
+    fn answer(&mut self, arguments: Arguments<'_>, first: &[u8]) -> Answer {
         let counts = &self.context.metrics.rpc_calls;
         let call = match rpc::accept(&[&PROGRAM, &mount::PROGRAM], arguments) {
             Ok(call) => call,
@@ -413,7 +462,7 @@ impl Session {
             Request::ReadDirPlus(read) => read.maxcount = read.maxcount.min(LISTING_BYTES_MAX),
             _ => {}
         }
-        let key = match self.admit(&header, &request, arguments.stream) {
+        let key = match self.admit(&header, &request, arguments.stream, first) {
             Ok(key) => key,
             Err(Answer::Later) => return Answer::Later,
             Err(answer) => {
@@ -446,6 +495,7 @@ impl Session {
                 key,
                 writing,
                 stable,
+                first: first.to_vec(),
                 len: data.len(),
                 left: data.len(),
                 roundup: roundup_bytes(data.len().into()) as u32,
@@ -459,7 +509,13 @@ impl Session {
 
     /// Looks for a duplicate of a call that must not be executed twice; its key, if it is executed now.
     #[expect(clippy::result_large_err, reason = "an answer is moved once, to the queue of answers")]
-    fn admit(&self, header: &CallHeader<'_>, request: &Request<'_>, stream: &[u8]) -> Result<Option<CallKey>, Answer> {
+    fn admit(
+        &self,
+        header: &CallHeader<'_>,
+        request: &Request<'_>,
+        stream: &[u8],
+        first: &[u8],
+    ) -> Result<Option<CallKey>, Answer> {
         if !request.has_lasting_effect() {
             return Ok(None);
         }
@@ -471,7 +527,8 @@ impl Session {
             xid: header.xid,
             // The data of a WRITE is not in it, nor where it is in a chunk.
             checksum: arguments_checksum(stream, &[]),
-        };
+        }
+        .with_first(first);
         match self.duplicates().admit(key) {
             Admission::Execute => Ok(Some(key)),
             Admission::Running => Err(Answer::Later),

@@ -107,6 +107,10 @@ pub(super) struct Call<B> {
     pub offer: Arc<Offer>,
     /// It is running in the cache of duplicates, which keeps its reply.
     pub key: Option<CallKey>,
+    /// It is a WRITE, and not looked for in that cache before the first octets of its data are here: its key without them.
+    pub head: Option<CallKey>,
+    /// Its key, of a WRITE of which those were here.
+    pub known: Option<CallKey>,
     pub stage: Stage<B>,
     /// Of the budgets.
     pub held_call: u64,

@@ -15,7 +15,6 @@ use crate::wire::rpcrdma::chunk::ReadChunk;
 use crate::wire::rpcrdma::duplicate::{Admission, CallKey, arguments_checksum};
 use crate::wire::rpcrdma::responder::Fault;
 use std::mem;
-use std::ops::Range;
 use std::time::Duration;
 
 /// Programs that are served where there is no export.
@@ -85,6 +84,8 @@ impl<B: AsRef<[u8]>> Service<B> {
             }
         };
         let Some(call) = self.calls.get(&xid) else { return Next::Done };
+        // It was counted when its data began to be pulled.
+        let is_counted = call.known.is_some();
         if request.is_of_draft() && self.is_behind_long(call.number) {
             self.held.insert(call.number, xid);
             self.set_stage(xid, Stage::Held);
@@ -93,13 +94,16 @@ impl<B: AsRef<[u8]>> Service<B> {
         if !self.has_room_for_reply(xid, &request) {
             return Next::Keep;
         }
-        if request.has_lasting_effect()
-            && let Err(next) = self.admit(xid, &header, arguments.stream, request.inline_item(), now)
-        {
-            if matches!(next, Next::Done) {
-                self.count(program, name);
+        if request.has_lasting_effect() {
+            let key = self.key(xid, &header, arguments.stream, &request);
+            if let Some(key) = key
+                && let Err(next) = self.admit(xid, key, now)
+            {
+                if matches!(next, Next::Done) && !is_counted {
+                    self.count(program, name);
+                }
+                return next;
             }
-            return next;
         }
         let next = match request {
             Request::Bulkhead(request) => self.execute_bulkhead(xid, request, now),
@@ -110,10 +114,33 @@ impl<B: AsRef<[u8]>> Service<B> {
             }
             Request::Mount(request) => self.execute_mount(xid, &request),
         };
-        if !matches!(next, Next::Keep) {
+        if !matches!(next, Next::Keep) && !is_counted {
             self.count(program, name);
         }
         next
+    }
+
+    /// The key of a call that must not be executed twice. None of a WRITE whose first octets have to be pulled; that is
+    /// admitted then. Whoever is not let in has nothing pulled.
+    fn key(&mut self, xid: Xid, header: &CallHeader<'_>, stream: &[u8], request: &Request<'_>) -> Option<CallKey> {
+        let call = self.calls.get_mut(&xid)?;
+        if call.known.is_some() {
+            return call.known;
+        }
+        let key = CallKey {
+            peer: self.around.peer,
+            program: header.program,
+            version: header.version,
+            procedure: header.procedure,
+            xid,
+            checksum: arguments_checksum(stream, request.inline_item().as_slice()),
+        };
+        let is_allowed = self.around.nfs.as_ref().is_some_and(|nfs| nfs.client.is_allowed);
+        if request.first_bytes_to_come() > 0 && is_allowed {
+            call.head = Some(key);
+            return None;
+        }
+        Some(key.with_first(request.first_here(stream)))
     }
 
     fn count(&self, program: u32, procedure: &'static str) {
@@ -172,23 +199,18 @@ impl<B: AsRef<[u8]>> Service<B> {
     }
 
     /// Looks for a duplicate of a call that must not be executed twice.
-    pub(super) fn admit(
+    fn admit(&mut self, xid: Xid, key: CallKey, now: Duration) -> Result<(), Next> {
+        let admission = self.around.shared.duplicates().admit(key);
+        self.handle_admission(xid, key, admission, now)
+    }
+
+    pub(super) fn handle_admission(
         &mut self,
         xid: Xid,
-        header: &CallHeader<'_>,
-        stream: &[u8],
-        item: Option<Range<usize>>,
+        key: CallKey,
+        admission: Admission,
         now: Duration,
     ) -> Result<(), Next> {
-        let key = CallKey {
-            peer: self.around.peer,
-            program: header.program,
-            version: header.version,
-            procedure: header.procedure,
-            xid,
-            checksum: arguments_checksum(stream, item.as_slice()),
-        };
-        let admission = self.around.shared.duplicates().admit(key);
         match admission {
             Admission::Execute => {
                 if let Some(call) = self.calls.get_mut(&xid) {
@@ -215,7 +237,12 @@ impl<B: AsRef<[u8]>> Service<B> {
     /// Looks again for what became of first copies.
     pub(super) fn retry_twins(&mut self, now: Duration) {
         for xid in self.calls_that(|call| matches!(call.stage, Stage::Twin { again_at } if again_at <= now)) {
-            self.dispatch(xid, now);
+            if self.calls.get(&xid).is_some_and(|call| call.reads_out > 0) {
+                // What is still being pulled for it would be taken for what it pulls anew.
+                self.set_stage(xid, Stage::Twin { again_at: now + TWIN_PAUSE });
+            } else {
+                self.dispatch(xid, now);
+            }
         }
     }
 
@@ -250,6 +277,13 @@ impl<B: AsRef<[u8]>> Service<B> {
                 Next::Keep
             }
             nfs::Executed::Reply(reply) => {
+                if let nfs::Request::Write(nfs::Write { data, stable, .. }) = request
+                    && self.calls.get(&xid).is_some_and(|call| call.head.is_some())
+                {
+                    // It may have been executed when it could be.
+                    self.set_stage(xid, Stage::Writing(Writing::new(None, data, stable)));
+                    return Next::Write;
+                }
                 self.answer(xid, reply.encode(xid));
                 Next::Done
             }
@@ -258,7 +292,7 @@ impl<B: AsRef<[u8]>> Service<B> {
                 Next::Done
             }
             nfs::Executed::Write { writing, data, stable } => {
-                self.set_stage(xid, Stage::Writing(Writing::new(writing, data, stable)));
+                self.set_stage(xid, Stage::Writing(Writing::new(Some(writing), data, stable)));
                 Next::Write
             }
         }

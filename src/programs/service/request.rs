@@ -1,8 +1,10 @@
 //! A call of any program that is served here.
 
 use crate::programs::bulkhead::{self, Put, PutMore};
+use crate::programs::nfs::Write;
 use crate::programs::rpc::{ArgumentFault, Call, Data};
 use crate::programs::{mount, nfs};
+use crate::wire::rpcrdma::duplicate::first_bytes;
 use std::ops::Range;
 
 /// Arguments of a procedure.
@@ -49,6 +51,24 @@ impl<'a> Request<'a> {
             // There are no links to read the paths of.
             Self::Nfs(request) => request.reply_bound().reduced_bytes,
             Self::Mount(request) => request.reply_bound().reduced_bytes,
+        }
+    }
+
+    /// Octets by which a WRITE is known, where they are in a chunk.
+    pub fn first_bytes_to_come(&self) -> usize {
+        match self {
+            Self::Nfs(nfs::Request::Write(Write { data: Data::Chunk { len, .. }, .. })) => first_bytes(*len),
+            _ => 0,
+        }
+    }
+
+    /// Octets by which a WRITE is known, as far as they are in the stream.
+    pub fn first_here<'s>(&self, stream: &'s [u8]) -> &'s [u8] {
+        match self {
+            Self::Nfs(nfs::Request::Write(Write { data: Data::Inline(range), .. })) => {
+                &stream[range.start..][..first_bytes(range.len() as u32)]
+            }
+            _ => &[],
         }
     }
 

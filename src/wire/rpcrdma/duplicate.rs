@@ -13,7 +13,7 @@
 //! One cache serves all connections: a call comes again on a new one, from another port, with other chunks and perhaps
 //! reduced otherwise. So a call is known by the peer's address without its port and by what the RPC message says, less the
 //! items that may be in chunks; and what is kept is the RPC message of the reply, not the header in front of it, which has
-//! to be planned anew for what the second call offers.
+//! to be planned anew for what the second call offers. Of a WRITE the first octets of its data belong to what it says.
 
 use super::Xid;
 use crate::wire::codec::roundup_bytes;
@@ -30,7 +30,7 @@ pub struct CallKey {
     pub version: u32,
     pub procedure: u32,
     pub xid: Xid,
-    /// Of [`arguments_checksum`].
+    /// Of [`arguments_checksum`], and of a WRITE's [first octets](Self::with_first).
     pub checksum: u32,
 }
 
@@ -54,6 +54,22 @@ pub fn arguments_checksum(stream: &[u8], items: &[Range<usize>]) -> u32 {
         start = item.end + roundup_bytes(item.len() as u64) as usize;
     }
     crc32c::crc32c_append(crc, &stream[start..])
+}
+
+/// Octets of a WRITE's data by which it is known, or all if it has fewer.
+pub const FIRST_BYTES: usize = 256;
+
+/// Octets of `len` by which a WRITE is known.
+pub fn first_bytes(len: u32) -> usize {
+    FIRST_BYTES.min(len as usize)
+}
+
+impl CallKey {
+    /// The key of a WRITE, of which this is the key without its data, whose data begins with `first`: [`first_bytes`] of it.
+    /// Clients begin with what xid they like, so one that was started anew may say all the rest again.
+    pub fn with_first(self, first: &[u8]) -> Self {
+        Self { checksum: crc32c::crc32c_append(self.checksum, first), ..self }
+    }
 }
 
 /// What to do with a call.

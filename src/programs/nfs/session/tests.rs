@@ -519,7 +519,7 @@ fn a_call_that_comes_again_is_answered_as_the_first_was() {
     assert_eq!(again.converse(&remove(1)), first);
     assert_eq!(server.metrics.rpc_calls.replayed.get(), 1);
     assert_eq!(again.ask(&remove(2))[..4], [0, 0, 0, NfsError::NoEnt as u8]);
-    // A WRITE too: its data is not looked at again.
+    // A WRITE too.
     let file = create(&server, b"g");
     let write = write_call(3, file, 0, b"first", Stable::FileSync);
     let first = again.converse(&write);
@@ -527,6 +527,58 @@ fn a_call_that_comes_again_is_answered_as_the_first_was() {
     let mut third = server.connect();
     assert_eq!(third.converse(&write), first);
     assert_eq!(server.value(b"g"), Some(b"other".to_vec()));
+}
+
+/// Clients begin with the xid that they like. And a copy of the first may be late.
+#[test]
+fn a_write_of_other_octets_is_another_though_all_else_is_the_same() {
+    for len in [1, 255, 256, 257, 50_000] {
+        let server = Server::new(sizes());
+        let file = create(&server, b"f");
+        let old = octets(1, len);
+        let call = |data: &[u8]| marked(&write_call(1, file, 0, data, Stable::FileSync));
+        let mut late = server.connect();
+        let seen = call(&old).len() - len.next_multiple_of(4) + len.min(256) - 1;
+        assert_eq!(late.feed(&call(&old)[..seen], usize::MAX), seen, "it is not told yet which it is");
+        for (at, bit) in [(len.min(256) - 1, 1), (0, 2)] {
+            let mut new = old.clone();
+            new[at] ^= bit;
+            for (data, replayed) in [(&old, bit == 2), (&new, false), (&new, true)] {
+                let before = server.metrics.rpc_calls.replayed.get();
+                // Octet by octet, and as it comes.
+                for step in [1, usize::MAX] {
+                    let mut peer = server.connect();
+                    let record = call(data);
+                    assert_eq!(peer.feed(&record, step), record.len());
+                    peer.settle();
+                    assert_eq!(results(&peer.replies()[0]).1[..4], [0; 4]);
+                }
+                let count = server.metrics.rpc_calls.replayed.get() - before;
+                assert_eq!(count, 1 + u64::from(replayed), "octet {at} of {len}");
+            }
+            assert_eq!(server.value(b"f"), Some(new), "octet {at} of {len}");
+        }
+        let value = server.value(b"f");
+        assert_eq!(late.feed(&call(&old)[seen..], usize::MAX), call(&old).len() - seen);
+        late.settle();
+        assert_eq!((late.replies().len(), server.value(b"f")), (1, value), "the late copy is answered");
+    }
+}
+
+#[test]
+fn a_write_that_ends_before_it_is_known_which_it_is_leaves_nothing() {
+    let server = Server::new(sizes());
+    let file = filled(&server, b"f", b"before");
+    let data = octets(1, 5000);
+    let record = marked(&write_call(1, file, 0, &data, Stable::FileSync));
+    let mut lost = server.connect();
+    lost.feed(&record[..record.len() - 4900], usize::MAX);
+    assert!(lost.session.is_busy() && lost.session.is_stalled(u64::MAX));
+    drop(lost);
+    assert_eq!(server.value(b"f"), Some(b"before".to_vec()));
+    let mut next = server.connect();
+    assert_eq!(next.converse(&record[4..]).len(), 1);
+    assert_eq!((server.value(b"f"), server.metrics.rpc_calls.replayed.get()), (Some(data), 0));
 }
 
 #[test]

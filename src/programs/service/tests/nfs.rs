@@ -109,6 +109,13 @@ impl Bench {
         self.hear(&[&header(xid, Placement::Inline, lists)[..], stream].concat())
     }
 
+    /// The oldest Read that is held ends.
+    fn arrive(&mut self) {
+        let (xid, number, buf) = self.reads.pop_front().expect("a Read is held");
+        self.service.handle_read(xid, number, buf, self.now);
+        self.turn();
+    }
+
     fn plain(&mut self, xid: u32, stream: &[u8]) {
         self.ask(xid, stream, ChunkLists::default());
     }
@@ -274,7 +281,7 @@ fn writes_of_a_connection_overlap_and_end_in_any_order() {
 }
 
 #[test]
-fn what_may_not_be_written_is_not_pulled() {
+fn of_what_may_not_be_written_only_that_is_pulled_by_which_it_is_known_again() {
     let mut bench = bench();
     let file = bench.create(b"f");
     let root = bench.root(9);
@@ -283,10 +290,11 @@ fn what_may_not_be_written_is_not_pulled() {
         [(&root, 0, NfsError::IsDir), (&bad, 0, NfsError::BadHandle), (&file, FILE_OCTETS_MAX << 20, NfsError::FBig)];
     bench.log.clear();
     for (xid, (file, offset, error)) in (2..).zip(cases) {
-        let stream = write_stream(xid, file, offset, 8_000, Stable::Unstable);
-        bench.write_chunk(xid, &stream, &[1; 8_000], &[8_000]);
+        let stream = write_stream(xid, file, offset, 80_000, Stable::Unstable);
+        bench.write_chunk(xid, &stream, &[1; 80_000], &[80_000]);
         assert_eq!(bench.status(xid), error.number(), "{error:?}");
     }
+    assert_eq!(bench.metrics.rpc_calls.nfs.get("WRITE"), 3);
     let link = nfs_call(8, procedure::SYMLINK, |words| {
         place(&root, b"link")(words);
         SetAttributes::default().write(words);
@@ -294,7 +302,7 @@ fn what_may_not_be_written_is_not_pulled() {
     });
     bench.write_chunk(8, &link, &[b'p'; 100], &[100]);
     assert_eq!(bench.status(8), NfsError::NotSupp.number());
-    assert_eq!(bench.log, "S02 S03 S04 S08 ");
+    assert_eq!(bench.log, "R02 S02 R03 S03 R04 S04 S08 ");
     // More than a WRITE may have is refused for its chunk, and so is a chunk for what may not be in one.
     let long = write_stream(10, &file, 0, (1 << 20) + 4, Stable::Unstable);
     bench.write_chunk(10, &long, &[0; 16], &[(1 << 20) + 4]);
@@ -532,7 +540,7 @@ fn what_has_a_lasting_effect_is_executed_once_over_however_many_connections() {
     // Inline now, and without a chunk.
     second.write_chunk(3, &write, &data, &[4_000, 6_000]);
     assert_eq!([1, 2, 3].map(|xid| second.results(xid)).to_vec(), replies);
-    assert_eq!((second.metrics.rpc_calls.replayed.get(), second.log.as_str()), (3, "S01 S02 S03 "));
+    assert_eq!((second.metrics.rpc_calls.replayed.get(), second.log.as_str()), (3, "S01 S02 R03 S03 "));
     assert!(file.get_attr(&created).is_err(), "it was removed, and not made again");
     second.sent.clear();
     second.plain(
@@ -553,14 +561,182 @@ fn a_write_that_its_connection_did_not_live_to_see_is_executed_when_it_comes_aga
     let write = write_stream(2, &file, 0, 10_000, Stable::FileSync);
     first.holds.reads = true;
     first.write_chunk(2, &write, &data, &[10_000]);
+    first.arrive();
     let mut second = connect(&store, &shared, &nfs);
+    second.holds.reads = true;
     second.write_chunk(2, &write, &data, &[10_000]);
-    assert_eq!(second.log, "", "it is being executed");
+    assert_eq!(second.log, "R02 R02 ");
+    second.arrive();
+    // It is being executed: what waits for that keeps nothing.
+    second.wait_for_twin();
+    assert_eq!((second.log.as_str(), second.service.free.len()), ("R02 R02 ", 3));
     drop(first);
+    // Not while something is being pulled for nobody.
+    second.wait_for_twin();
+    assert_eq!(second.log, "R02 R02 ");
+    second.holds.reads = false;
+    second.turn();
     second.wait_for_twin();
     assert_eq!(second.written(2).count, 10_000);
+    assert_eq!((second.log.as_str(), second.service.free.len()), ("R02 R02 R02 R02 S02 ", 4));
+    assert_eq!(second.metrics.rpc_calls.nfs.list(), [("WRITE", 1)]);
     assert!(rig::octets(&store, b"f").unwrap() == data);
     second.assert_idle();
+}
+
+/// A call is sent with this xid.
+type Way = Box<dyn Fn(&mut Bench, u32)>;
+
+/// The ways in which the same WRITE can come.
+fn ways(write: &[u8], data: &[u8]) -> [Way; 4] {
+    let (write, data) = (write.to_vec(), data.to_vec());
+    let mut whole = [&write[..], &data[..]].concat();
+    whole.resize(whole.len().next_multiple_of(4), 0);
+    let chunked = |lengths: Vec<usize>| -> Way {
+        let (write, data) = (write.clone(), data.clone());
+        Box::new(move |bench, xid| bench.write_chunk(xid, &write, &data, &lengths))
+    };
+    // In one piece, and in more pieces than there are buffers before enough octets are here.
+    let mut short = vec![10; data.len().min(300) / 10];
+    short.push(data.len() - short.len() * 10);
+    let long = whole.clone();
+    [
+        chunked(vec![data.len()]),
+        chunked(short),
+        if whole.len() < INLINE as usize - 100 {
+            Box::new(move |bench, xid| bench.plain(xid, &whole))
+        } else {
+            Box::new(move |bench, xid| _ = bench.long(xid, whole.clone()))
+        },
+        Box::new(move |bench, xid| _ = bench.long(xid, long.clone())),
+    ]
+}
+
+/// Clients begin with the xid that they like.
+#[test]
+fn a_write_of_other_octets_is_another_though_all_else_is_the_same() {
+    for len in [7, 255, 256, 700, 20_000] {
+        for way in 0..4 {
+            let (store, nfs) = export();
+            let shared = Arc::<Shared>::default();
+            let file = connect(&store, &shared, &nfs).create(b"f");
+            let write = write_stream(2, &file, 0, len, Stable::FileSync);
+            for (seed, at) in [(1, 0), (2, len.min(256) - 1)] {
+                let mut data = octets(len, seed);
+                let mut first = connect(&store, &shared, &nfs);
+                ways(&write, &data)[way](&mut first, 2);
+                first.written(2);
+                data[at] ^= 1;
+                let mut second = connect(&store, &shared, &nfs);
+                ways(&write, &data)[way](&mut second, 2);
+                assert_eq!(second.written(2).count as usize, len);
+                assert!(rig::octets(&store, b"f").unwrap() == data, "{len} octets, way {way}, octet {at}");
+                second.assert_idle();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_write_is_executed_once_in_whatever_way_it_comes() {
+    for len in [0, 7, 256, 700, 20_000] {
+        for (first_way, way) in [(0, 1), (0, 2), (0, 3), (1, 0), (2, 0), (3, 1), (2, 1)] {
+            let (store, nfs) = export();
+            let shared = Arc::<Shared>::default();
+            let mut first = connect(&store, &shared, &nfs);
+            let file = first.create(b"f");
+            let (old, new) = (octets(len, 1), octets(len + 1, 2));
+            let write = write_stream(2, &file, 0, len, Stable::FileSync);
+            ways(&write, &old)[first_way](&mut first, 2);
+            let reply = first.results(2);
+            let then = write_stream(3, &file, 0, len + 1, Stable::FileSync);
+            ways(&then, &new)[0](&mut first, 3);
+            first.written(3);
+            // A late copy.
+            let mut second = connect(&store, &shared, &nfs);
+            ways(&write, &old)[way](&mut second, 2);
+            assert_eq!((second.results(2), second.metrics.rpc_calls.replayed.get()), (reply, 1));
+            assert!(rig::octets(&store, b"f").unwrap() == new, "{len} octets, {way} after {first_way}");
+            assert_eq!(second.metrics.rpc_calls.nfs.list(), [("WRITE", 1)]);
+            assert_eq!(second.service.free.len(), 4);
+            second.assert_idle();
+        }
+    }
+}
+
+/// The first copy is held up in its connection; what came after it was written over.
+#[test]
+fn a_late_first_copy_of_a_write_is_not_executed() {
+    let (store, nfs) = export();
+    let shared = Arc::<Shared>::default();
+    let mut late = connect(&store, &shared, &nfs);
+    let file = late.create(b"f");
+    let (old, new) = (octets(10_000, 1), octets(10_000, 2));
+    let write = write_stream(2, &file, 0, 10_000, Stable::FileSync);
+    late.holds.reads = true;
+    late.write_chunk(2, &write, &old, &[10_000]);
+    let mut second = connect(&store, &shared, &nfs);
+    second.write_chunk(2, &write, &old, &[10_000]);
+    second.write_chunk(3, &write_stream(3, &file, 0, 10_000, Stable::FileSync), &new, &[10_000]);
+    second.written(3);
+    late.arrive();
+    assert!(!late.is_answered(2), "a Read of it is under way");
+    late.holds.reads = false;
+    late.turn();
+    assert_eq!((late.results(2), late.metrics.rpc_calls.replayed.get()), (second.results(2), 1));
+    assert!(rig::octets(&store, b"f").unwrap() == new);
+    assert_eq!(late.service.free.len(), 4);
+    late.assert_idle();
+    second.assert_idle();
+}
+
+/// A call may be sent again over the other transport.
+#[test]
+fn a_write_is_executed_once_over_tcp_and_here() {
+    use crate::programs::nfs::session;
+    use crate::programs::stream::StreamSession;
+    use crate::wire::onc_rpc::record::{MARK_BYTES, marked};
+    for len in [0, 7, 255, 256, 257, 20_000] {
+        for (is_tcp_first, way) in [(true, 0), (true, 1), (true, 2), (false, 0), (false, 1), (false, 2)] {
+            let (store, nfs) = export();
+            let shared = Arc::<Shared>::default();
+            let mut bench = connect(&store, &shared, &nfs);
+            let mut tcp = session::Session::new(session::Context {
+                export: nfs.export.clone(),
+                client: nfs.client,
+                shared: shared.clone(),
+                metrics: bench.metrics.clone(),
+                calls_max: 4,
+                reserve_wait_ms: 0,
+            });
+            let file = bench.create(b"f");
+            let (old, new) = (octets(len, 1), octets(len + 1, 2));
+            let write = write_stream(2, &file, 0, len, Stable::FileSync);
+            let mut call = [&write[..], &old[..]].concat();
+            call.resize(call.len().next_multiple_of(4), 0);
+            let mut by_tcp = || {
+                let call = marked(&call);
+                let (_, input) = tcp.targets();
+                input[..call.len()].copy_from_slice(&call);
+                tcp.handle_input(call.len());
+                tcp.process();
+                let mut slices = Vec::new();
+                tcp.gather(&mut slices);
+                let reply: Vec<u8> = slices.iter().flat_map(|slice| slice.to_vec()).collect();
+                reply[MARK_BYTES + 24..].to_vec()
+            };
+            let here = |bench: &mut Bench| {
+                ways(&write, &old)[way](bench, 2);
+                bench.results(2)
+            };
+            let first = if is_tcp_first { by_tcp() } else { here(&mut bench) };
+            bench.write_chunk(3, &write_stream(3, &file, 0, len + 1, Stable::FileSync), &new, &[len + 1]);
+            let second = if is_tcp_first { here(&mut bench) } else { by_tcp() };
+            assert_eq!((&second, bench.metrics.rpc_calls.replayed.get()), (&first, 1));
+            assert!(rig::octets(&store, b"f").unwrap() == new, "{len} octets, tcp first: {is_tcp_first}, way {way}");
+            bench.assert_idle();
+        }
+    }
 }
 
 #[test]
