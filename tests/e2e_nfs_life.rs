@@ -129,7 +129,7 @@ fn a_kill_in_the_middle_of_writes_leaves_a_mount_that_is_usable() {
 }
 
 #[test]
-fn a_stop_in_the_middle_of_writes_ends_in_time_and_lets_others_end_what_they_began() {
+fn a_stop_in_the_middle_of_writes_shows_them_to_the_other_doors_and_ends_well() {
     let mut daemon = builder().setting("TIMERS__SHUTDOWN_GRACE", "3s").start();
     let peer = Peer::mount(daemon.nfs());
     let file = peer.create("file").unwrap();
@@ -149,8 +149,8 @@ fn a_stop_in_the_middle_of_writes_ends_in_time_and_lets_others_end_what_they_beg
         since
     });
     assert!(since.elapsed() < Duration::from_secs(3), "whoever writes without end is told to go");
-    text.send("67890\r\n");
-    text.expect("STORED\r\n");
+    text.send("67890\r\nget file\r\n");
+    text.expect("STORED\r\nVALUE file 0 13\r\nnot committed\r\nEND\r\n");
     let code = daemon.wait();
     assert!(code == 0 && !daemon.log().contains("panicked"), "{code}\n{}", daemon.log());
     assert!(since.elapsed() < Duration::from_secs(20));
