@@ -127,7 +127,9 @@ fn a_draft_is_what_was_written_to_it_and_so_is_what_is_committed() {
             assert!(read(&disk, store.peek(key, now).unwrap().pieces()) == model[key], "others see the base");
             match random.below(8) {
                 0 => {
+                    let (index_bytes, taken) = (store.gauges().index_bytes, draft.index_bytes());
                     drop(draft);
+                    assert_eq!(store.gauges().index_bytes, index_bytes - taken);
                     discarded += 1;
                 }
                 1 => {
@@ -297,4 +299,125 @@ fn a_draft_claims_by_trying_and_passes_nobody_who_waits() {
     );
     assert_eq!(store.peek(b"key", now).unwrap().len(), MIB + 4096);
     assert!(matches!(store.create_file(b"key", Metadata::new(None, 0), now), Committed::NotStored));
+}
+
+/// A store whose index is full of pieces before its pool is full of blocks.
+fn store_of_parts(index_bytes_max: u64) -> Store {
+    let sizes = Sizes {
+        memory_bytes: 64 * MIB,
+        head_bytes: HEAD_BYTES,
+        value_bytes_max: 64 << 30,
+        index_bytes_max,
+        pinned_share: 0.5,
+        pool_bytes: vec![64 * MIB],
+    };
+    let store = Store::with_files(sizes).unwrap();
+    while grow(&store) {}
+    store
+}
+
+/// One octet in every MiB from the `first` on, as many as are taken; and why no more.
+fn islands(store: &Store, draft: &mut SparseDraft, first: u64) -> (u64, SparseError) {
+    for number in first.. {
+        if let Err(error) = draft.write(number * MIB, b"x") {
+            return (number, error);
+        }
+        assert!(store.gauges().index_bytes <= store.sizes().index_bytes_max);
+    }
+    unreachable!("a value has an end")
+}
+
+#[test]
+fn the_parts_of_drafts_are_counted_in_the_index_until_they_are_committed_or_dropped() {
+    let store = store_of_parts(MIB);
+    let now = store.clock().now();
+    for number in 0..1000_u32 {
+        store.put(format!("other{number}").as_bytes(), b"x", 0, 0).unwrap();
+    }
+    for number in 0..3_u8 {
+        store.put(&[number], b"", 0, 0).unwrap();
+    }
+    let mut drafts: Vec<_> = (0..3).map(|number| store.sparse_draft(&[number], now).unwrap().unwrap()).collect();
+    let mut counts = Vec::new();
+    for draft in &mut drafts {
+        let (count, error) = islands(&store, draft, 0);
+        assert_eq!((error, draft.is_revoked()), (SparseError::Busy, true));
+        counts.push(count);
+    }
+    // Each may have half of it; others went as far as they were in the way.
+    assert!(counts[0] > 1000 && counts[1] > 500 && counts[2] < 100, "{counts:?}");
+    assert!((0..1000).all(|number| store.peek(format!("other{number}").as_bytes(), now).is_none()));
+    // What was written stays, and can be written over where it is.
+    let mut taken: u64 = drafts.iter().map(SparseDraft::index_bytes).sum();
+    let before = store.gauges().index_bytes;
+    taken -= drafts[1].index_bytes();
+    drop(drafts.remove(1));
+    assert!(store.gauges().index_bytes < before && store.gauges().index_bytes >= taken);
+    let (count, error) = islands(&store, &mut drafts[1], counts[2]);
+    assert!(count > 500 && error == SparseError::Busy, "{count}");
+    let (third, first) = (drafts.pop().unwrap(), drafts.pop().unwrap());
+    let first_bytes = first.index_bytes();
+    assert!(matches!(store.commit_sparse(first, now), Ok(Committed::Stored { .. })));
+    let object = store.peek(&[0], now).unwrap();
+    assert_eq!(object.len(), (counts[0] - 1) * MIB + 1);
+    drop(third);
+    // The object takes what its draft took, more or less, and leaves when others need it.
+    let index_bytes = store.gauges().index_bytes;
+    assert!(first_bytes / 2 < index_bytes && index_bytes < first_bytes * 2, "{first_bytes}, {index_bytes}");
+    let mut draft = store.sparse_draft(&[0], now).unwrap().unwrap();
+    let (_, error) = islands(&store, &mut draft, counts[0]);
+    assert!(matches!(error, SparseError::TooManyParts | SparseError::Busy), "{error}");
+    drop((draft, object));
+    store.delete(&[0], now);
+    store.flush_all(0);
+    for number in 0..3 {
+        _ = store.get(&[number], now);
+    }
+    assert_whole(&store);
+}
+
+/// Alone in the index a draft is told to be committed, and that is no help any more once its parts are what there is too much of.
+#[test]
+fn a_value_of_too_many_parts_is_refused_for_good() {
+    let store = store_of_parts(MIB);
+    let now = store.clock().now();
+    store.put(b"key", b"", 0, 0).unwrap();
+    let mut commits = 0;
+    let mut at = 0;
+    loop {
+        let mut draft = store.sparse_draft(b"key", now).unwrap().expect("nobody else needs room");
+        let (count, error) = islands(&store, &mut draft, at);
+        if error == SparseError::TooManyParts {
+            assert!(!draft.is_revoked());
+            break;
+        }
+        assert!(count > at && error == SparseError::Busy, "{count} islands, {error}");
+        at = count;
+        assert!(matches!(store.commit_sparse(draft, now), Ok(Committed::Stored { .. })));
+        commits += 1;
+        assert!(commits < 100);
+    }
+    assert!(at > 1000 && commits > 0, "{at} islands, {commits} commits");
+    // Of fewer parts it is written to again.
+    let mut draft = store.sparse_draft(b"key", now).unwrap().unwrap();
+    draft.set_len(100 * MIB).unwrap();
+    assert!(matches!(store.commit_sparse(draft, now), Ok(Committed::Stored { .. })));
+    let mut draft = store.sparse_draft(b"key", now).unwrap().unwrap();
+    assert_eq!(draft.write(0, b"y"), Ok(1));
+}
+
+/// Octets with gaps between them in one block are parts of it, and joined before they are many.
+#[test]
+fn single_octets_in_one_block_do_not_become_many_pieces() {
+    let store = store(4 * MIB, 8 * MIB);
+    let now = store.clock().now();
+    store.put(b"key", &octets(1, 400_000), 0, 0).unwrap();
+    let mut draft = store.sparse_draft(b"key", now).unwrap().unwrap();
+    let mut wanted = octets(1, 400_000);
+    for at in (0..400_000).step_by(200) {
+        assert_eq!(draft.write(at, b"#"), Ok(1));
+        wanted[at as usize] = b'#';
+    }
+    assert!(draft.index_bytes() < 100 << 10, "{}", draft.index_bytes());
+    assert!(read(&Disk::default(), &draft.range(0, 400_000)) == wanted);
 }

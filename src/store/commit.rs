@@ -145,6 +145,7 @@ impl Store {
                 Err(short) => return Err((Box::new(draft), short)),
             },
         };
+        draft.give_back_records();
         let base = draft.base();
         let value = Value {
             footprint: footprint_of(&pieces),
@@ -252,15 +253,22 @@ impl Store {
         // Its blocks and extents come free here, after the entry is let go.
         drop(replaced);
         Counters::add(&self.shared.counters.stored, 1);
+        self.make_index_room(0);
+        Committed::Stored { version: object.version() }
+    }
+
+    /// Evicts until the index has room for `more_bytes`; false if it has none then.
+    pub(super) fn make_index_room(&self, more_bytes: u64) -> bool {
+        let shared = &self.shared;
         // Held records count twice while they are indexed, so that they count once when their key is gone.
         let index_bytes =
-            || self.shared.index_bytes.load(Ordering::Relaxed) + self.shared.held_index_bytes.load(Ordering::Relaxed);
-        while index_bytes() > self.shared.sizes.index_bytes_max {
+            || shared.index_bytes.load(Ordering::Relaxed) + shared.held_index_bytes.load(Ordering::Relaxed);
+        while index_bytes() + more_bytes > shared.sizes.index_bytes_max {
             if !self.evict(Class::Small) && !self.evict(Class::Large) {
-                break;
+                return false;
             }
         }
-        Committed::Stored { version: object.version() }
+        true
     }
 
     /// Under the index entry of a new object: its record, in a store that has files.

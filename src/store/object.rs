@@ -24,6 +24,9 @@ pub struct Piece {
     pub len: u32,
 }
 
+/// What the index spends on a piece that is no hole, in octets: the records of its segment and its block, and itself.
+pub(super) const PIECE_INDEX_BYTES: u64 = (size_of::<Segment>() + 64 + size_of::<Piece>()) as u64;
+
 /// Counted reads that save an object from eviction.
 const USES_MAX: u8 = 3;
 
@@ -189,10 +192,10 @@ impl Object {
 
     /// What the index spends on it, in octets, estimated from the sizes of its parts.
     pub(super) fn index_bytes(&self) -> u64 {
-        let own = self.pieces.len() - self.holes as usize;
-        let pieces = own * (size_of::<Segment>() + 64) + size_of_val(&*self.pieces);
-        let pieces = pieces + size_of_val(&*self.marks);
-        (size_of::<Self>() + pieces + self.key.as_bytes().len() + 128) as u64
+        let own = (self.pieces.len() - self.holes as usize) as u64 * PIECE_INDEX_BYTES;
+        let holes = self.holes as usize * size_of::<Piece>();
+        let rest = size_of::<Self>() + holes + size_of_val(&*self.marks) + self.key.as_bytes().len() + 128;
+        own + rest as u64
     }
 
     pub(super) fn count_use(&self) {

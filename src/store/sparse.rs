@@ -14,7 +14,7 @@
 
 use crate::store::claims::{Claim, Revoker};
 use crate::store::draft::Want;
-use crate::store::object::Piece;
+use crate::store::object::{PIECE_INDEX_BYTES, Piece};
 use crate::store::pin::Pinned;
 use crate::store::segment::{Class, Content, Filling, SEGMENT_BYTES_MAX, block_bytes_min};
 use crate::store::{Lookup, Short, Store};
@@ -31,8 +31,16 @@ const OPEN_MAX: usize = 8;
 const JOINED_BYTES: u64 = 64 << 10;
 /// Claimed octets that may be of blocks which are given back by now, before they are counted again.
 const SLACK_BYTES: u64 = 16 << 20;
-/// Pieces of a draft's own, beyond one for each [`JOINED_BYTES`]: more are refused.
+/// Pieces of a draft's own, beyond one for each [`JOINED_BYTES`]: with more it has to be committed first.
 const PIECES_MAX: usize = 1 << 16;
+/// Parts of an open block: with more it is sealed, which joins them where what lies between them is in RAM.
+const PARTS_MAX: usize = 64;
+/// What the index is charged for a draft, in octets: itself, its claim, the lists of its open blocks.
+const DRAFT_BYTES: u64 = (size_of::<SparseDraft>() + 512) as u64;
+/// And for a piece of it: what the object will be charged, with a hole behind it, and a place in a tree two thirds full.
+const PIECE_BYTES: u64 = PIECE_INDEX_BYTES + size_of::<Piece>() as u64 + (size_of::<(u64, Piece)>() * 3 / 2) as u64;
+/// The pieces of one file, those of its base among them, may take this part of the index.
+const INDEX_DIVISOR: u64 = 2;
 
 /// Why nothing more was written.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -42,9 +50,11 @@ pub enum SparseError {
     TooLong { max: u64 },
     #[error("blocks of {bytes} octets are more than all there are, {bytes_max}")]
     NoSpace { bytes: u64, bytes_max: u64 },
-    /// Others claim, pin or wait for what there is.
+    /// Others claim, pin or wait for what there is, or drafts fill the index. What was written may have to be committed
+    /// before there is more: see [`SparseDraft::is_revoked`].
     #[error("no space can be claimed now")]
     Busy,
+    /// As it was committed it takes more of the index than one value may.
     #[error("the value is in too many parts")]
     TooManyParts,
     #[error("no space: {0}")]
@@ -115,9 +125,31 @@ pub struct SparseDraft {
     class: Class,
     claim: Option<Claim>,
     is_changed: bool,
+    /// There was no room for another piece: there is, perhaps, once this is an object.
+    is_refused: bool,
+    records: Records,
     /// Blocks taken, of which some may be given back since they were counted last.
     taken_bytes: u64,
     counted_bytes: u64,
+}
+
+/// What a draft takes of the index, which it shares with the objects.
+struct Records {
+    store: Store,
+    bytes: u64,
+}
+
+impl Records {
+    fn set(&mut self, bytes: u64) {
+        self.store.count_index(bytes as i64 - self.bytes as i64);
+        self.bytes = bytes;
+    }
+}
+
+impl Drop for Records {
+    fn drop(&mut self) {
+        self.set(0);
+    }
 }
 
 /// A part of a value below what is open.
@@ -144,6 +176,11 @@ impl Store {
         match self.get(key, now) {
             Lookup::Hit(base) => Ok(Some(SparseDraft {
                 store: self.clone(),
+                records: {
+                    let mut records = Records { store: self.clone(), bytes: 0 };
+                    records.set(DRAFT_BYTES);
+                    records
+                },
                 base_len: base.len(),
                 len: base.len(),
                 class: base.class(),
@@ -152,6 +189,7 @@ impl Store {
                 open: Vec::new(),
                 claim: None,
                 is_changed: false,
+                is_refused: false,
                 taken_bytes: 0,
                 counted_bytes: 0,
             })),
@@ -186,9 +224,14 @@ impl SparseDraft {
         self.claim.as_ref().map_or(0, Claim::bytes)
     }
 
-    /// Others wait for what it claims: it should be committed without delay.
+    /// Others wait for what it claims, or it was refused a place in the index: it should be committed without delay.
     pub fn is_revoked(&self) -> bool {
-        self.claim.as_ref().is_some_and(Claim::is_revoked)
+        self.is_refused || self.claim.as_ref().is_some_and(Claim::is_revoked)
+    }
+
+    /// What it takes of the index, in octets.
+    pub fn index_bytes(&self) -> u64 {
+        self.records.bytes
     }
 
     /// Copies as much of `octets` as there is room for to `offset` of the value, and says how much that was: at least one,
@@ -203,6 +246,13 @@ impl SparseDraft {
         if octets.is_empty() {
             return Ok(0);
         }
+        let result = self.write_some(offset, end, octets);
+        self.count_records();
+        result
+    }
+
+    fn write_some(&mut self, offset: u64, end: u64, octets: &[u8]) -> Result<usize, SparseError> {
+        self.make_records_room(end.max(self.len))?;
         self.grow_class(end)?;
         if let Some(claim) = &self.claim {
             claim.touch(self.store.shared.clock.now_ms());
@@ -226,13 +276,14 @@ impl SparseDraft {
     /// The value has `len` octets from now on: it is cut off, or zeros follow.
     ///
     /// # Errors
-    /// [`SparseError::TooLong`], and `Busy` where it becomes one of those that lie on disk.
+    /// [`SparseError::TooLong`]; where it grows, what [`SparseDraft::write`] is refused with.
     pub fn set_len(&mut self, len: u64) -> Result<(), SparseError> {
         let max = self.store.sparse_bytes_max();
         if len > max {
             return Err(SparseError::TooLong { max });
         }
-        if len >= self.len {
+        if len > self.len {
+            self.make_records_room(len)?;
             self.grow_class(len)?;
         } else {
             self.base_len = self.base_len.min(len);
@@ -243,6 +294,7 @@ impl SparseDraft {
         }
         self.len = len;
         self.is_changed = true;
+        self.count_records();
         Ok(())
     }
 
@@ -255,12 +307,43 @@ impl SparseDraft {
         while let Some(index) = self.open.iter().position(|open| open.at < end && offset < open.end()) {
             self.seal(index);
         }
+        self.count_records();
         self.pieces(offset, end)
     }
 
     /// All octets as pieces.
     pub(super) fn sealed_pieces(&mut self) -> Vec<Piece> {
         self.range(0, u64::MAX)
+    }
+
+    /// Before the object is counted in its place.
+    pub(super) fn give_back_records(&mut self) {
+        self.records.set(0);
+    }
+
+    fn count_records(&mut self) {
+        self.records.set(self.records_bytes(self.len));
+    }
+
+    /// What the index is charged for a value of `len` octets beyond its base.
+    fn records_bytes(&self, len: u64) -> u64 {
+        let open: usize = self.open.iter().map(|open| open.covered.0.len()).sum();
+        let holes = len.saturating_sub(self.base_len) / CELL_BYTES + 1;
+        DRAFT_BYTES + (self.changes.len() + open) as u64 * PIECE_BYTES + holes * size_of::<Piece>() as u64
+    }
+
+    /// Room in the index for what a write adds to a value that has `len` octets then, if need be that of objects that go.
+    fn make_records_room(&mut self, len: u64) -> Result<(), SparseError> {
+        let records_bytes = self.records_bytes(len) + OPEN_MAX as u64 * PIECE_BYTES;
+        let is_within = self.base.index_bytes() + records_bytes <= self.store.sizes().index_bytes_max / INDEX_DIVISOR;
+        if !is_within && !self.is_changed {
+            return Err(SparseError::TooManyParts);
+        }
+        // What it has may take the place of its base: how many parts the value has is known when it is committed.
+        let is_few = self.changes.len() <= PIECES_MAX + (self.len / JOINED_BYTES) as usize;
+        let more_bytes = records_bytes.saturating_sub(self.records.bytes);
+        self.is_refused = !(is_within && is_few && self.store.make_index_room(more_bytes));
+        if self.is_refused { Err(SparseError::Busy) } else { Ok(()) }
     }
 
     /// Pieces and holes between two offsets, with nothing open between them.
@@ -352,9 +435,6 @@ impl SparseDraft {
         // Others need the memory of what could be written behind.
         while self.open.len() >= OPEN_MAX || (self.store.is_short_of_memory() && !self.open.is_empty()) {
             self.seal(0);
-        }
-        if self.changes.len() > PIECES_MAX + (self.len / JOINED_BYTES) as usize {
-            return Err(SparseError::TooManyParts);
         }
         let wanted = self.wanted(at, end);
         let filling = self.take(wanted.start, wanted.end - wanted.start)?;
@@ -469,7 +549,8 @@ impl SparseDraft {
         self.len = self.len.max(at + octets.len() as u64);
         self.is_changed = true;
         // Nothing can be added to it, and it may go to disk.
-        if open.len() == CELL_BYTES && open.covered.is_all(CELL_BYTES as u32) {
+        let is_full = open.len() == CELL_BYTES && open.covered.is_all(CELL_BYTES as u32);
+        if is_full || open.covered.0.len() > PARTS_MAX {
             self.seal(index);
         }
     }

@@ -904,3 +904,35 @@ fn directories_have_their_part_of_the_index_and_no_more() {
     }
     assert!(system.make_dir(system.root(), b"once more").is_ok());
 }
+
+/// Whoever asks again and again for room that only a commit gives does not keep that from happening.
+#[test]
+fn drafts_that_fill_the_index_are_committed_though_their_peers_do_not_rest() {
+    let system = system_of(Sizes { index_bytes_max: MIB, value_bytes_max: 64 << 30, ..sizes() }, 9);
+    let files: Vec<_> =
+        (0..4).map(|number| system.make(system.root(), format!("{number}").as_bytes()).unwrap()).collect();
+    let mut put = [0_u64; 4];
+    let (mut later, mut full) = (0, 0);
+    let start_ms = system.store.clock().now_ms();
+    for round in 0..2000 {
+        for (file, put) in files.iter().zip(&mut put) {
+            match system.put(*file, *put * MIB, b"x", Stable::Unstable) {
+                Ok(_) => *put += 1,
+                Err(NfsError::Jukebox) => later += 1,
+                Err(NfsError::NoSpc) => full += 1,
+                // A committed one had to go for others.
+                Err(NfsError::Stale) => {}
+                Err(error) => panic!("{error:?}"),
+            }
+            // A draft begins whether or not there is room for a piece of it.
+            assert!(system.store.gauges().index_bytes <= MIB + 4 * 1024);
+        }
+        if round % 100 == 0 {
+            // Nobody is idle for as long as a second.
+            system.handle_time(start_ms + 500);
+        }
+    }
+    assert!(later > 0 && put.iter().sum::<u64>() > 4000, "{put:?} put, {later} later, {full} full");
+    system.handle_time(u64::MAX);
+    assert_eq!((system.drafts_left(), system.store.gauges().pins), (0, 0));
+}

@@ -124,35 +124,31 @@ impl FileSystem {
     pub(super) fn size(&self, number: FileNumber, object: &Object) -> (u64, u64) {
         if let Some(slot) = self.drafts.find(number) {
             let mut slot = lock(&slot);
-            if let Some((_, draft)) = self.living_draft(number, &mut slot) {
+            if let Some(draft) = self.living_draft(number, &mut slot) {
                 return (draft.len(), draft.base().footprint_bytes() + draft.claimed_bytes());
             }
         }
         (object.len(), object.footprint_bytes())
     }
 
-    /// The draft in a slot, and the record of its file, if it still counts.
-    fn living_draft<'a>(
-        &self,
-        number: FileNumber,
-        slot: &'a mut Slot,
-    ) -> Option<(Arc<FileRecord>, &'a mut SparseDraft)> {
+    /// The draft in a slot, if it still counts.
+    fn living_draft<'a>(&self, number: FileNumber, slot: &'a mut Slot) -> Option<&'a mut SparseDraft> {
         let draft = slot.draft.take()?;
         // Looked up under the lock of the slot: an object from before may be the one before the draft's.
-        let (record, object) = self.store.file(number, self.store.clock().now())?;
+        let (_, object) = self.store.file(number, self.store.clock().now())?;
         if object.version() != draft.base().version() {
             return None;
         }
         slot.draft = Some(draft);
-        Some((record, slot.draft.as_mut()?))
+        slot.draft.as_deref_mut()
     }
 
-    /// Does something with the draft of a file, which is begun if there is none.
+    /// Changes the draft of a file, which is begun if there is none.
     fn with_draft<T>(
         &self,
         number: FileNumber,
-        act: impl FnOnce(&FileRecord, &mut SparseDraft) -> T,
-    ) -> Result<T, NfsError> {
+        change: impl FnOnce(&mut SparseDraft) -> Result<T, SparseError>,
+    ) -> Result<Result<T, SparseError>, NfsError> {
         let _unmoved = self.moving.read().expect("no panic under this lock");
         loop {
             if !self.drafts.slots.contains_key(&number) && self.drafts.slots.len() >= DRAFTS_MAX {
@@ -163,28 +159,34 @@ impl FileSystem {
             if slot.is_left {
                 continue;
             }
-            slot.active_ms = self.store.clock().now_ms();
-            if let Some((record, draft)) = self.living_draft(number, &mut slot) {
-                return Ok(act(&record, draft));
-            }
-            let begun = self.begin_draft(number);
-            return match begun {
-                Ok((record, draft)) => Ok(act(&record, slot.draft.insert(Box::new(draft)))),
-                Err(error) => {
-                    self.drafts.leave(number, &mut slot);
-                    Err(error)
+            let now_ms = self.store.clock().now_ms();
+            let result = if let Some(draft) = self.living_draft(number, &mut slot) {
+                change(draft)
+            } else {
+                slot.active_ms = now_ms;
+                match self.begin_draft(number) {
+                    Ok(draft) => change(slot.draft.insert(Box::new(draft))),
+                    Err(error) => {
+                        self.drafts.leave(number, &mut slot);
+                        return Err(error);
+                    }
                 }
             };
+            // Whoever tries in vain must not keep it from being committed: that may be what there is no room without.
+            if result.is_ok() {
+                slot.active_ms = now_ms;
+            }
+            return Ok(result);
         }
     }
 
-    fn begin_draft(&self, number: FileNumber) -> Result<(Arc<FileRecord>, SparseDraft), NfsError> {
+    fn begin_draft(&self, number: FileNumber) -> Result<SparseDraft, NfsError> {
         let now = self.store.clock().now();
         let (record, _) = self.store.file(number, now).ok_or(NfsError::Stale)?;
         let draft = self.store.sparse_draft(record.key(), now).map_err(sparse_error)?.ok_or(NfsError::Stale)?;
         // Its key may be another file's by now.
         let is_same = draft.base().record().is_some_and(|found| found.number() == number);
-        if is_same { Ok((record, draft)) } else { Err(NfsError::Stale) }
+        if is_same { Ok(draft) } else { Err(NfsError::Stale) }
     }
 
     /// Others see what was written to a file. Nothing happens where nothing was.
@@ -245,7 +247,7 @@ impl FileSystem {
         if self.size(number, &object).0 == size {
             return Ok(());
         }
-        self.with_draft(number, |_, draft| draft.set_len(size).map_err(sparse_error))?
+        self.with_draft(number, |draft| draft.set_len(size))?.map_err(sparse_error)
     }
 
     /// READ.
@@ -266,7 +268,7 @@ impl FileSystem {
         let count = u64::from(arguments.count.min(TRANSFER_BYTES_MAX));
         let drafted = self.drafts.find(record.number()).and_then(|slot| {
             let mut slot = lock(&slot);
-            let (_, draft) = self.living_draft(record.number(), &mut slot)?;
+            let draft = self.living_draft(record.number(), &mut slot)?;
             Some((draft.range(arguments.offset, count), draft.len()))
         });
         let (pieces, size, pinned) = match drafted {
@@ -348,7 +350,7 @@ impl FileSystem {
             return WriteStep::Refused(error);
         }
         let at = writing.offset + u64::from(writing.written);
-        let result = self.with_draft(writing.number, |_, draft| draft.write(at, octets));
+        let result = self.with_draft(writing.number, |draft| draft.write(at, octets));
         let error = match result {
             Ok(Ok(count)) => {
                 writing.written += count as u32;
