@@ -28,23 +28,12 @@ impl Exported {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::programs::nfs::files::Settings;
-    use crate::programs::nfs::{FileSystem, Rules};
-    use crate::store::{Sizes, Store};
+    use crate::programs::nfs::Rules;
+    use crate::programs::nfs::export::tests::export;
 
     #[test]
     fn whoever_is_of_no_network_is_not_allowed_and_without_networks_everybody_is() {
-        let sizes = Sizes {
-            memory_bytes: 8 << 20,
-            head_bytes: 64 << 10,
-            value_bytes_max: 1 << 20,
-            index_bytes_max: 1 << 20,
-            pinned_share: 0.5,
-            pool_bytes: vec![1 << 20],
-        };
-        let store = Store::with_files(sizes).unwrap();
-        let files = FileSystem::new(store, Settings { fsid: 1, boot: 2, uid: 3, gid: 4 });
-        let export = Arc::new(Export::new(Arc::new(files), Rules::default()));
+        let export = Arc::new(export(Rules::default()));
         let may = |allow: &[&str], address: &str| {
             let allow: Vec<Network> = allow.iter().map(|network| network.parse().unwrap()).collect();
             Exported::new(export.clone(), &allow).client(address.parse().unwrap()).is_allowed

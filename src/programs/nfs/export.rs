@@ -221,7 +221,7 @@ impl Reading {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::programs::nfs::files::Settings;
     use crate::programs::nfs::{
@@ -231,7 +231,7 @@ mod tests {
     use crate::store::{Sizes, Store};
     use crate::wire::onc_rpc::AuthSys;
 
-    fn export(rules: Rules) -> Export {
+    pub(crate) fn export(rules: Rules) -> Export {
         let sizes = Sizes {
             memory_bytes: 8 << 20,
             head_bytes: 64 << 10,
