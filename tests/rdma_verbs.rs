@@ -4,8 +4,8 @@
 //! They need the devices and addresses of tests/rdma-vm, and say that they are skipped where there are none.
 #![cfg(feature = "verbs")]
 
-use std::io::Read;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -163,8 +163,7 @@ fn port_of(url: &ServerUrl) -> u16 {
     }
 }
 
-/// Peers that come to a stop at each stage of connecting, and are killed there. (Not tried: to speak TCP to siw and leave within
-/// the Request. Its listener does not survive that, see docs/interop.md.)
+/// Peers that come to a stop at each stage of connecting, and are killed there.
 #[test]
 fn nothing_is_left_of_fifty_half_made_connections() {
     for bed in beds() {
@@ -217,6 +216,31 @@ fn nothing_is_left_of_fifty_half_made_connections() {
             let waiting: Vec<_> = waiting.collect();
             assert_alone(&doors.daemon);
             drop(waiting);
+        }
+        assert_well(bed, &doors, &idle);
+        assert_gone(bed, doors, &before);
+    }
+}
+
+/// Whoever reaches siw's port may hang up before siw has looked. (Its listener survives that with the mend of the VM's setup,
+/// and not in stock kernels, see docs/interop.md.)
+#[test]
+fn who_hangs_up_on_siw_within_a_request_harms_nobody() {
+    for bed in beds().iter().filter(|bed| bed.is_iwarp) {
+        let before = resources(bed.device);
+        let (doors, idle) = idle(bed);
+        let port = port_of(&doors.native);
+        for _ in 0..10 {
+            for said in [&b""[..], b"MPA ID Req", b"MPA ID Req Frame\x40\x01\x00\x08abc", b"GET / HTTP/1.1\r\n\r\n"] {
+                let strangers: Vec<_> = (0..4)
+                    .map(|_| {
+                        let mut stranger = TcpStream::connect((bed.v4, port)).unwrap();
+                        stranger.write_all(said).unwrap();
+                        stranger
+                    })
+                    .collect();
+                drop(strangers);
+            }
         }
         assert_well(bed, &doors, &idle);
         assert_gone(bed, doors, &before);
