@@ -24,7 +24,7 @@ Examples:
   bulkhead serve --memory 8GiB --pool /mnt/nvme0/bulkhead:500GiB --pool /mnt/nvme1/bulkhead
   bulkhead serve --memcache off --native off --unix /run/bulkhead.sock --admin off
   bulkhead serve --rpc rpc+iwarp://10.0.0.1:20049 --rpcbind
-  bulkhead serve --nfs-tcp 10.0.0.1:2049 --nfs-allow 10.0.0.0/24
+  bulkhead serve --nfs-tcp 10.0.0.1:2049 --nfs-allow 10.0.0.0/24    docs/nfs.md has the mount commands
   bulkhead serve --config /etc/bulkhead.toml --print-config
 
 Order: defaults < --config FILE < BULKHEAD_* environment (BULKHEAD_STORE__MEMORY=64MiB) < flags.
@@ -67,7 +67,7 @@ pub struct ConfigArgs {
     /// Network or address whose peers RPC doors admit (repeatable) [default: all who reach the door]
     #[arg(long, value_name = "CIDR")]
     rpc_allow: Vec<Network>,
-    /// Register RPC doors at rpcbind with netids rdma and rdma6, at its socket /run/rpcbind.sock or PATH [default: off]
+    /// Register RPC and NFS doors at rpcbind, at its socket /run/rpcbind.sock or PATH [default: off]
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = rpcbind::SOCKET)]
     rpcbind: Option<Switch<String>>,
     /// NFS version 3 and MOUNT over TCP, or `off`; RPC doors serve both then, too (repeatable) [default: none]
