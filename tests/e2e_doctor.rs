@@ -160,3 +160,22 @@ fn lanes_run_where_they_are_pinned_and_nothing_else_is_moved() {
     }
     daemon.connect().ask("get none\r\n", "END\r\n");
 }
+
+#[test]
+fn an_nfs_door_that_everybody_may_use_is_told() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("bulkhead.toml");
+    fs::write(&file, "[nfs]\nallow = []\n").unwrap();
+    let file = file.to_str().unwrap();
+    let told = |more: &[&str]| {
+        let (_, seen) = report(&home.path().join("pool"), more);
+        let open: Vec<_> = findings(&seen, "allow").iter().map(|finding| finding["text"].to_string()).collect();
+        let served = Daemon::builder().flags(more).start();
+        let warned = served.log().contains("everybody who reaches this door may mount");
+        assert_eq!(warned, !open.is_empty(), "{open:?}\n{}", served.log());
+        warned
+    };
+    assert!(told(&["--config", file, "--nfs-tcp", "0.0.0.0:0"]));
+    assert!(!told(&["--config", file, "--nfs-tcp", "127.0.0.1:0"]), "only this host reaches it");
+    assert!(!told(&["--nfs-tcp", "0.0.0.0:0"]), "loopback is allowed unless told otherwise");
+}

@@ -62,7 +62,7 @@ fn one_value_of_each_interesting_size_comes_back_over_tcp_and_unix_sockets() {
 }
 
 #[test]
-#[ignore = "writes 4 GiB to disk, more than every run should: cargo test --test e2e_roundtrip -- --ignored"]
+#[ignore = "writes 4 GiB to disk, more than every run should: cargo test --release --test e2e_roundtrip -- --ignored"]
 fn a_value_of_four_gibibytes_comes_back_within_the_memory_bound() {
     stream_through(4 * GIB, "6GiB");
 }
@@ -705,7 +705,7 @@ fn what_was_answered_stored_at_full_speed_is_there_and_right() {
 }
 
 #[test]
-#[ignore = "writes 4 GiB to disk, more than every run should: cargo test --test e2e_roundtrip -- --ignored"]
+#[ignore = "writes 4 GiB to disk, more than every run should: cargo test --release --test e2e_roundtrip -- --ignored"]
 fn four_gibibytes_stored_at_full_speed_are_there_and_right() {
     load_at_full_speed(4 * GIB, "256MiB", "8GiB");
 }

@@ -585,6 +585,34 @@ fn a_server_that_pauses_gets_calls_twice() {
     }
 }
 
+/// What Linux's client says to our iWARP and RPC-over-RDMA, and what it hears, short enough that each frame has a TCP segment: the
+/// suite records it, and tshark must make sense of all of it.
+#[test]
+fn a_mount_for_the_record() {
+    if !has_devices() {
+        return;
+    }
+    let server = Server::start(plain);
+    let mut settings = Settings::new();
+    settings.set("rdma_max_inline_read", 1024);
+    settings.set("rdma_max_inline_write", 1024);
+    let mount = server.mount(Way::OurIwarp, ",rsize=2048,wsize=2048");
+    let files = Mounted::new(mount.path());
+    files.make_directory("d").unwrap();
+    for len in [0, 1, 300, 1501, 2048, 5000] {
+        let path = format!("d/{len}");
+        load::copy_in(&files, &path, len, len as usize);
+        load::copy_in(&files.direct(), &path, len + 1, len as usize);
+        load::copy_out(&files.direct(), &path, len + 1, len as usize);
+    }
+    files.set_mode("d/300", 0o600).unwrap();
+    files.rename("d/300", "d/301").unwrap();
+    files.remove("d/301").unwrap();
+    load::assert_listed(&files, "d", ["0", "1", "1501", "2048", "5000"].map(str::to_owned));
+    fs::remove_dir_all(mount.path().join("d")).unwrap();
+    assert_eq!(mount.reconnections(), 0, "{}", mount.stat("xprt:"));
+}
+
 /// Every inline threshold and number of slots that Linux's client can be set to, and servers that take more or less.
 #[test]
 fn any_setting_of_the_client_is_served() {
@@ -605,7 +633,7 @@ fn any_setting_of_the_client_is_served() {
     };
     for (made, name) in [(plain as fn() -> Builder, "as it comes"), (small, "1 KiB, 4 credits"), (large, "64 KiB")] {
         let server = Server::start(made);
-        let mut settings = Settings::default();
+        let mut settings = Settings::new();
         let sweep: &[(u32, u32, u32)] = match name {
             "as it comes" => {
                 &[(4, 4096, 4096), (7, 1024, 1024), (16, 1024, 4096), (128, 4096, 1024), (256, 65_536, 65_536)]

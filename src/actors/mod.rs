@@ -100,7 +100,7 @@ pub enum StartError {
     Place(#[from] PlaceError),
     #[error("cannot ask for {what}: {source}")]
     Machine { what: &'static str, source: io::Error },
-    #[error("cannot register RPC doors at rpcbind: {0}")]
+    #[error("cannot register at rpcbind: {0}")]
     Rpcbind(#[from] RpcbindError),
     #[error("a lane ended before it began")]
     Lane,
@@ -170,7 +170,12 @@ pub async fn start(config: Config) -> Result<Handle, StartError> {
     }
     let mut nfs_doors = Vec::new();
     for address in &config.listen.nfs_tcp {
-        nfs_doors.push(bind_tcp("nfs+tcp", *address).await?);
+        let door = bind_tcp("nfs+tcp", *address).await?;
+        if Gate::is_open(&Address::Socket(*address), &config.nfs.allow) {
+            let url = &door.0;
+            tracing::warn!(url, "everybody who reaches this door may mount: nfs.allow would say who may");
+        }
+        nfs_doors.push(door);
     }
     let admin_socket = config.listen.admin.map(admin::bind).transpose()?;
 

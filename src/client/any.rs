@@ -30,7 +30,7 @@ macro_rules! either {
 
 /// What program `bulkhead` has no procedure for.
 fn not_over_rpc(what: &str) -> ClientError {
-    ClientError::Refused { reply: format!("{what} is not to be had over RPC") }
+    ClientError::Refused { reply: format!("{what} cannot be asked for over RPC") }
 }
 
 impl AnyClient {

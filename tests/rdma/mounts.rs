@@ -170,12 +170,17 @@ impl Drop for Mount {
 }
 
 /// Settings of the machine's client, as they were before once this goes. New mounts have them.
-#[derive(Default)]
 pub struct Settings {
     before: BTreeMap<String, String>,
 }
 
 impl Settings {
+    pub fn new() -> Self {
+        // Its settings come with the client, which comes with the first mount.
+        run("modprobe", &["rpcrdma"]);
+        Self { before: BTreeMap::new() }
+    }
+
     pub fn set(&mut self, name: &str, value: u32) {
         let path = format!("{SETTINGS}/{name}");
         let before = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
