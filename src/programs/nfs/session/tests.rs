@@ -7,6 +7,7 @@ use crate::programs::nfs::files::tests::rig::{Disk, Seeded, for_each_seed, octet
 use crate::programs::nfs::{
     self, Create, CreateHow, FileHandle, FileSystem, Name, NfsError, Place, Rules, SetAttributes, procedure,
 };
+use crate::programs::service::DUPLICATES;
 use crate::programs::stream::{TAIL_READS, TailRead};
 use crate::store::draft::Want;
 use crate::store::segment::Class;
@@ -14,8 +15,10 @@ use crate::store::{Lookup, Sizes, Store};
 use crate::wire::codec::{Codec, Reader, Writer};
 use crate::wire::onc_rpc::record::{Mark, marked};
 use crate::wire::onc_rpc::{AuthSys, Denial, OpaqueAuth, Versions};
+use crate::wire::rpcrdma::duplicate::Bounds;
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 const STAGING_COUNT: usize = 24;
@@ -499,6 +502,25 @@ fn no_more_calls_are_read_while_much_waits_to_leave() {
     let short: Vec<u8> = (0..1000).flat_map(|xid| marked(&getattr_call(xid, file))).collect();
     let fed = peer.feed(&short, 100);
     assert!(fed < 4000, "{fed} octets were taken");
+}
+
+/// Some clients begin with the same xid whenever they are started. Their CREATE and REMOVE were answered as those of an earlier
+/// life had been, and not executed.
+#[test]
+fn what_was_answered_long_ago_is_executed() {
+    let mut server = Server::new(sizes());
+    server.shared = Arc::new(Shared::new(Bounds { age_max: Duration::ZERO, ..DUPLICATES }));
+    let root = server.export.files().root();
+    let remove = nfs_call(1, procedure::REMOVE, |words| {
+        root.write(words);
+        words.opaque(b"f");
+    });
+    for life in 0..3 {
+        create(&server, b"f");
+        assert_eq!(server.connect().ask(&remove)[..4], [0; 4], "life {life}");
+        assert_eq!(server.value(b"f"), None, "life {life}");
+    }
+    assert_eq!(server.metrics.rpc_calls.replayed.get(), 0);
 }
 
 #[test]
