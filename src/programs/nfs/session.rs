@@ -736,7 +736,12 @@ impl StreamSession for Session {
     }
 
     fn is_busy(&self) -> bool {
-        !self.output.is_empty() || self.is_inside_record() || self.waiting != Waiting::Nothing || self.is_turn_over
+        // A call that has not begun, because it is not all here, can as well be sent to whoever comes next. A WRITE begins
+        // before all of its data is here.
+        !self.output.is_empty()
+            || matches!(self.record, Record::Data(_))
+            || self.waiting != Waiting::Nothing
+            || self.is_turn_over
     }
 
     fn rest(&mut self) {

@@ -595,7 +595,7 @@ fn a_write_that_ends_before_it_is_known_which_it_is_leaves_nothing() {
     let record = marked(&write_call(1, file, 0, &data, Stable::FileSync));
     let mut lost = server.connect();
     lost.feed(&record[..record.len() - 4900], usize::MAX);
-    assert!(lost.session.is_busy() && lost.session.is_stalled(u64::MAX));
+    assert!(!lost.session.is_busy() && lost.session.is_stalled(u64::MAX));
     drop(lost);
     assert_eq!(server.value(b"f"), Some(b"before".to_vec()));
     let mut next = server.connect();
@@ -790,6 +790,40 @@ fn the_end_of_the_stream_waits_for_the_answers() {
     assert_eq!((peer.replies().len(), peer.session.ended()), (2, Some(End::ByPeer)));
 }
 
+/// Half a record made a shutdown wait for as long as it may.
+#[test]
+fn a_shutdown_waits_for_what_has_begun_and_for_no_half_record() {
+    let server = Server::new(sizes());
+    let file = create(&server, b"f");
+    let data = octets(1, 9000);
+    let getattr = marked(&getattr_call(1, file));
+    let write = marked(&write_call(2, file, 0, &data, Stable::Unstable));
+    // The data of a WRITE begins so far behind the front, and the WRITE when 256 octets of it are here.
+    let head = write.len() - data.len();
+    let long = marked(&[&getattr_call(3, file)[..], &vec![0; CALL_BYTES_MAX]].concat());
+    let table: [(&str, &[u8], bool); 7] = [
+        ("half a mark", &getattr[..2], false),
+        ("a mark", &getattr[..4], false),
+        ("half a call", &getattr[..getattr.len() - 1], false),
+        ("a WRITE that is not known yet", &write[..head + 255], false),
+        ("one that has begun", &write[..head + 256], true),
+        ("one that lacks an octet", &write[..write.len() - 1], true),
+        ("a call that is refused at its end", &long[..long.len() - 1], false),
+    ];
+    for (row, octets, is_busy) in table {
+        let mut peer = server.connect();
+        peer.feed(octets, usize::MAX);
+        assert_eq!((peer.session.is_busy(), peer.session.ended()), (is_busy, None), "{row}");
+        // Nor is what was answered before it lost.
+        let mut peer = server.connect();
+        peer.feed(&getattr, usize::MAX);
+        peer.feed(octets, usize::MAX);
+        assert!(peer.session.is_busy(), "{row}: an answer is there");
+        while peer.send(usize::MAX) > 0 {}
+        assert_eq!((peer.session.is_busy(), peer.replies().len()), (is_busy, 1), "{row}");
+    }
+}
+
 #[test]
 fn whose_turn_it_is() {
     let server = Server::new(sizes());
@@ -800,7 +834,7 @@ fn whose_turn_it_is() {
     assert!(!is_stalled(&peer) && peer.session.is_idle(), "nobody's");
     let record = marked(&read_call(1, file, 0, 1 << 20));
     peer.feed(&record[..3], usize::MAX);
-    assert!(is_stalled(&peer) && peer.session.is_busy(), "half a mark");
+    assert!(is_stalled(&peer) && !peer.session.is_busy(), "half a mark");
     peer.feed(&record[3..], usize::MAX);
     assert!(!is_stalled(&peer) && peer.session.is_busy(), "it is the disk's");
     while !peer.reads.is_empty() {
