@@ -973,7 +973,8 @@ fn drafts_that_fill_the_index_are_committed_though_their_peers_do_not_rest() {
             system.handle_time(start_ms + 500);
         }
     }
-    assert!(later > 0 && put.iter().sum::<u64>() > 4000, "{put:?} put, {later} later, {full} full");
+    // Drafts alone would fill it with 2,455: an island costs 427 octets in a draft and 352 when it is committed.
+    assert!(later > 0 && put.iter().sum::<u64>() > 2800, "{put:?} put, {later} later, {full} full");
     system.handle_time(u64::MAX);
     assert_eq!((system.drafts_left(), system.store.gauges().pins), (0, 0));
 }
