@@ -156,6 +156,32 @@ fn a_stop_in_the_middle_of_writes_shows_them_to_the_other_doors_and_ends_well() 
     assert!(since.elapsed() < Duration::from_secs(20));
 }
 
+/// A peer that had sent a part of a call, and would never send the rest, made the end wait for all of the grace.
+#[test]
+fn a_stop_does_not_wait_for_the_rest_of_calls_that_have_not_begun() {
+    let mut daemon = builder().setting("TIMERS__SHUTDOWN_GRACE", "40s").start();
+    let peer = Peer::mount(daemon.nfs());
+    let file = peer.create("file").unwrap();
+    let call = write_call(2, &file.handle, 0, &[7; 1000]);
+    let mut streams = Vec::new();
+    for len in [2, 4, 50, call.len() - 1000 + 255] {
+        let mut stream = TcpStream::connect(daemon.nfs()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.write_all(&write_call(len as u32 + 100, &file.handle, 0, b"x")).unwrap();
+        assert_eq!(status(&mut stream).unwrap(), 0);
+        stream.write_all(&call[..len]).unwrap();
+        streams.push(stream);
+    }
+    let since = Instant::now();
+    daemon.signal("TERM");
+    let code = daemon.wait();
+    assert!(code == 0 && !daemon.log().contains("panicked"), "{code}\n{}", daemon.log());
+    assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+    for mut stream in streams {
+        assert!(status(&mut stream).is_err(), "nothing is said to half a call");
+    }
+}
+
 #[test]
 fn what_a_full_store_has_no_room_for_waits_or_is_refused_and_room_comes_back() {
     // Values that memory alone holds have 7 MiB here, others 16 MiB.

@@ -13,7 +13,7 @@ use bulkhead::store::namespace::Query;
 use bulkhead::store::{Crawl, Sizes, Store};
 use rig::{Seeded, for_each_seed};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -202,12 +202,12 @@ fn what_lies_in_a_directory_moves_together() {
         store.put(format!("x/{number}").as_bytes(), b"", 0, 0).unwrap();
     }
     let done = AtomicBool::new(false);
-    let looks: u64 = std::thread::scope(|scope| {
+    let looks = AtomicU64::new(0);
+    std::thread::scope(|scope| {
         let lookers: Vec<_> = (0..2)
             .map(|thread| {
-                let (store, done, mut random) = (&store, &done, Seeded::new(thread));
+                let (store, done, looks, mut random) = (&store, &done, &looks, Seeded::new(thread));
                 scope.spawn(move || {
-                    let mut looks = 0_u64;
                     while !done.load(Ordering::Relaxed) {
                         let dir = *random.pick(&["x", "y"]);
                         let mut key = || format!("{dir}/{}", random.below(COUNT as u64)).into_bytes();
@@ -215,19 +215,20 @@ fn what_lies_in_a_directory_moves_together() {
                         let version = |key: &[u8]| store.peek(key, now).map(|object| object.version());
                         let (before, between, after) = (version(&one), version(&other), version(&one));
                         assert!(between.is_some() || before.is_none() || before != after, "seen apart");
-                        looks += u64::from(before.is_some() && before == after);
+                        looks.fetch_add(u64::from(before.is_some() && before == after), Ordering::Relaxed);
                     }
-                    looks
                 })
             })
             .collect();
-        for number in 0..600 {
+        // On a busy machine lookers get their turn late.
+        let mut number = 0;
+        while number < 600 || looks.load(Ordering::Relaxed) <= 10 && lookers.iter().all(|looker| !looker.is_finished())
+        {
             let [from, to] = if number % 2 == 0 { [b"x/", b"y/"] } else { [b"y/", b"x/"] };
             store.rename_directory(from, to, COUNT, now).unwrap();
+            number += 1;
         }
         done.store(true, Ordering::Relaxed);
-        lookers.into_iter().map(|looker| looker.join().expect("no panic")).sum()
     });
-    assert!(looks > 10, "{looks}");
     assert_eq!(store.gauges().names, COUNT as u64);
 }

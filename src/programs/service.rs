@@ -53,7 +53,7 @@ use crate::store::draft::Want;
 use crate::store::object::{Object, Piece, Range, Run};
 use crate::store::segment::Filling;
 use crate::wire::native::window::Ticket;
-use crate::wire::rpcrdma::duplicate::{Bounds, CallMark, DuplicateCache};
+use crate::wire::rpcrdma::duplicate::{Admission, Bounds, CallKey, CallMark, DuplicateCache};
 use crate::wire::rpcrdma::private_data::Agreed;
 use crate::wire::rpcrdma::responder::{DropReason, Fault, IncomingCall, Limits, Received, Responder};
 use crate::wire::rpcrdma::{RemoteKey, Xid};
@@ -62,33 +62,59 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::mem;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Replies that all connections remember together, and their octets.
-pub const DUPLICATES: Bounds = Bounds { entries_max: 4096, bytes_max: 1 << 20 };
+///
+/// After two minutes, as long as Linux's server waits, a call is another one: a copy that is under way comes within the time in
+/// which a client connects again.
+pub const DUPLICATES: Bounds = Bounds { entries_max: 4096, bytes_max: 1 << 20, age_max: Duration::from_secs(120) };
 
-/// What the connections of all RPC doors share.
+/// What the connections of all RPC doors share: see [`DuplicateCache`], to which it tells the time.
 #[derive(Debug)]
 pub struct Shared {
     duplicates: Mutex<DuplicateCache>,
+    started: Instant,
 }
 
 impl Default for Shared {
     fn default() -> Self {
-        Self { duplicates: Mutex::new(DuplicateCache::new(DUPLICATES)) }
+        Self::new(DUPLICATES)
     }
 }
 
 impl Shared {
+    pub fn new(bounds: Bounds) -> Self {
+        Self { duplicates: Mutex::new(DuplicateCache::new(bounds)), started: Instant::now() }
+    }
+
     /// The memory of `peer` refused an RDMA Read or Write of this call, which ended their connection: when it comes again it is
     /// refused.
     pub fn handle_refused(&self, peer: IpAddr, call: CallMark) {
-        self.duplicates().handle_rdma_failed(peer, call);
+        self.with(|duplicates, now| duplicates.handle_rdma_failed(peer, call, now));
     }
 
-    pub(in crate::programs) fn duplicates(&self) -> MutexGuard<'_, DuplicateCache> {
-        self.duplicates.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(in crate::programs) fn take_failure(&self, peer: IpAddr, call: CallMark) -> bool {
+        self.with(|duplicates, now| duplicates.take_failure(peer, call, now))
+    }
+
+    pub(in crate::programs) fn admit(&self, key: CallKey) -> Admission {
+        self.with(|duplicates, now| duplicates.admit(key, now))
+    }
+
+    pub(in crate::programs) fn complete(&self, key: &CallKey, reply: &[u8]) {
+        self.with(|duplicates, now| duplicates.complete(key, reply, now));
+    }
+
+    pub(in crate::programs) fn forget(&self, key: &CallKey) {
+        self.with(|duplicates, _| duplicates.forget(key));
+    }
+
+    /// The time is read under the lock, so it does not run backwards.
+    fn with<T>(&self, act: impl FnOnce(&mut DuplicateCache, Duration) -> T) -> T {
+        let mut duplicates = self.duplicates.lock().unwrap_or_else(PoisonError::into_inner);
+        act(&mut duplicates, self.started.elapsed())
     }
 }
 
@@ -344,7 +370,7 @@ impl<B: AsRef<[u8]>> Service<B> {
             reads_out: 0,
         };
         self.calls.insert(xid, call);
-        if self.around.shared.duplicates().take_failure(self.around.peer, mark) {
+        if self.around.shared.take_failure(self.around.peer, mark) {
             return self.refuse(xid, Fault::FailedBefore);
         }
         if is_long {
@@ -416,10 +442,9 @@ impl<B: AsRef<[u8]>> Service<B> {
 
 impl<B> Drop for Service<B> {
     fn drop(&mut self) {
-        let mut duplicates = self.around.shared.duplicates();
         // What was not executed may come again, on the next connection.
         for key in self.calls.values_mut().filter_map(|call| call.key.take()) {
-            duplicates.forget(&key);
+            self.around.shared.forget(&key);
         }
     }
 }

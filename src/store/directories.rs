@@ -10,7 +10,7 @@
 use crate::store::Store;
 use crate::store::files::{DELIMITER, FileNumber, Metadata};
 use crate::store::key::{KEY_BYTES_MAX, ObjectKey};
-use crate::store::namespace::Query;
+use crate::store::namespace::{Query, children};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -433,30 +433,8 @@ impl Store {
     /// on), each with its delimiter: `count` at most, in order.
     pub fn made_directories(&self, prefix: &[u8], after: &[u8], count: usize) -> Vec<ObjectKey> {
         let directories = self.directories().read();
-        let mut found: Vec<ObjectKey> = Vec::new();
-        let mut from = if after <= prefix { prefix.to_vec() } else { behind(after) };
-        while found.len() < count
-            && let Some(path) = directories.made_below(Bound::Included(&from), prefix)
-        {
-            let path = path.as_bytes();
-            let end = memchr::memchr(DELIMITER, &path[prefix.len()..]).expect("paths end with one");
-            let child = &path[..=prefix.len() + end];
-            from = behind(child);
-            found.push(ObjectKey::new(child));
-        }
-        found
+        children(prefix, after, count, |from| directories.made_below(Bound::Included(from), prefix).cloned())
     }
-}
-
-/// The first octets behind `place`, and behind all that lies below it if it ends with the delimiter.
-fn behind(place: &[u8]) -> Vec<u8> {
-    let mut behind = place.to_vec();
-    match behind.last_mut() {
-        // The octet that follows it: '0'.
-        Some(last) if *last == DELIMITER => *last += 1,
-        _ => behind.push(0),
-    }
-    behind
 }
 
 fn check_path(path: &[u8]) -> Result<(), DirectoryError> {

@@ -34,6 +34,9 @@ impl<T> Default for Fifo<T> {
 }
 
 impl<T> Fifo<T> {
+    /// What each of as many members as it has had at a time takes at worst, in octets: a vector is half full when it has grown.
+    pub const MEMBER_BYTES: usize = 2 * size_of::<Node<T>>();
+
     pub fn len(&self) -> usize {
         self.len
     }

@@ -22,12 +22,19 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Parts keys into directories and a name.
 pub const DELIMITER: u8 = b'/';
+/// Longest name of a file or directory, in octets.
+pub const NAME_BYTES_MAX: usize = 255;
 /// What the index spends on the record of one key, in octets: the record, its two counts, a place in a table half full.
 pub(super) const FILE_BYTES: u64 = (size_of::<FileRecord>() + 16 + 2 * 32) as u64;
 /// And on a key that departed, beside its octets.
 const DEPARTED_BYTES: u64 = 96;
 /// Keys that departed may take this part of the index.
 const DEPARTED_DIVISOR: u64 = 32;
+
+/// Whether a part of a key, between delimiters, can be the name of something in a directory.
+pub fn is_name(part: &[u8]) -> bool {
+    !matches!(part, b"" | b"." | b"..") && part.len() <= NAME_BYTES_MAX && memchr::memchr(0, part).is_none()
+}
 
 /// Names one file or directory of one run of a store; never given twice. The root is 1, others are at least 2^32.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

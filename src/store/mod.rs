@@ -44,7 +44,7 @@ use crate::store::files::{DELIMITER, FILE_BYTES, Files};
 use crate::store::hold::AllHolds;
 use crate::store::key::ObjectKey;
 use crate::store::location::DriveLoad;
-use crate::store::namespace::{NAME_BYTES, Namespace};
+use crate::store::namespace::Namespace;
 use crate::store::object::{Object, Piece};
 use crate::store::segment::{Class, Residency, SEGMENT_BYTES_MAX, Segment};
 use crate::wake::Wake;
@@ -198,7 +198,7 @@ impl Store {
     /// # Errors
     /// The arena cannot be mapped.
     pub fn with_files(sizes: Sizes) -> io::Result<Self> {
-        Self::make(sizes, Some(Namespace::default()), true)
+        Self::make(sizes, Some(Namespace::of_files()), true)
     }
 
     fn make(sizes: Sizes, namespace: Option<Namespace>, has_files: bool) -> io::Result<Self> {
@@ -436,8 +436,7 @@ impl Store {
     /// Under the index entry of a key that is new.
     fn insert_name(&self, key: &ObjectKey) {
         let Some(namespace) = &self.shared.namespace else { return };
-        namespace.insert(key.clone());
-        self.shared.index_bytes.fetch_add(NAME_BYTES, Ordering::Relaxed);
+        self.shared.index_bytes.fetch_add(namespace.insert(key.clone()), Ordering::Relaxed);
         if let Some(files) = &self.shared.files {
             self.shared.index_bytes.fetch_add(FILE_BYTES, Ordering::Relaxed);
             files.directories.touch(
@@ -452,8 +451,7 @@ impl Store {
     fn remove_name(&self, object: &Object) -> bool {
         let Some(namespace) = &self.shared.namespace else { return true };
         let key = object.key.as_bytes();
-        namespace.remove(key);
-        self.shared.index_bytes.fetch_sub(NAME_BYTES, Ordering::Relaxed);
+        self.shared.index_bytes.fetch_sub(namespace.remove(key), Ordering::Relaxed);
         if let Some(files) = &self.shared.files {
             let departed = object.record().map_or(0, |record| files.depart(record));
             // Wraps where it is less than nothing, as it should.

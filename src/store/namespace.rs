@@ -7,17 +7,29 @@
 //! A listing walks the names in slices, and looks each one up in the index once the lock is let go: what died or left
 //! meanwhile is left out. So a key that is there all the time a listing goes on is listed once, and no writer waits
 //! longer than for one slice. What was measured: docs/decisions/0011-namespace.md.
+//!
+//! A store with [files](crate::store::files) keeps apart the keys that have no name there, of which there may be any number
+//! in one directory, so that whoever lists it for people walks over none of them:
+//! ```text
+//!   named     { key }             every key of a store without files
+//!   nameless  { key }             a part of it is no name
+//!   above     { path: count }     the directories right above that part, which are there for it
+//! ```
 
 use crate::store::Store;
+use crate::store::files::{DELIMITER, is_name};
 use crate::store::key::ObjectKey;
 use crate::store::object::Object;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, btree_map, btree_set};
+use std::iter::Peekable;
 use std::ops::Bound;
 use std::sync::{PoisonError, RwLock};
 
 /// What the index spends on one name beside the key that it shares with the index, in octets: 16 in a tree node that
 /// is half full at worst, and the node's own share.
-pub(super) const NAME_BYTES: u64 = 40;
+const NAME_BYTES: u64 = 40;
+/// And on a directory above nameless keys, beside its path: a place in a tree, likewise, and the counts of its path.
+const ABOVE_BYTES: u64 = (2 * size_of::<(ObjectKey, usize)>() + 16) as u64;
 /// Names looked at under one hold of the lock.
 const SLICE: usize = 64;
 /// Names of the dead that one call of [`Store::list`] looks at before it returns without being done: each costs a
@@ -29,53 +41,156 @@ const DEAD_MAX: usize = 256;
 /// One lock: a tree for each hash shard made setting no faster and listing tens of times slower (decision 11 has the figures).
 #[derive(Debug, Default)]
 pub(super) struct Namespace {
-    names: RwLock<BTreeSet<ObjectKey>>,
+    names: RwLock<Names>,
+    has_files: bool,
+}
+
+#[derive(Debug, Default)]
+struct Names {
+    named: BTreeSet<ObjectKey>,
+    nameless: BTreeSet<ObjectKey>,
+    above: BTreeMap<ObjectKey, usize>,
+}
+
+impl Names {
+    /// From there on, in order.
+    fn range(&self, from: Bound<&[u8]>, which: Which) -> Merged<'_> {
+        let range = (from, Bound::Unbounded);
+        let nameless = match which {
+            Which::All if !self.nameless.is_empty() => Some(self.nameless.range::<[u8], _>(range).peekable()),
+            _ => None,
+        };
+        Merged { named: self.named.range::<[u8], _>(range).peekable(), nameless }
+    }
+
+    /// The keys beside `key` in either set.
+    fn neighbours(&self, key: &[u8]) -> impl Iterator<Item = &ObjectKey> {
+        [&self.named, &self.nameless].into_iter().flat_map(move |names| {
+            let before = names.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key))).next_back();
+            let behind = names.range::<[u8], _>((Bound::Excluded(key), Bound::Unbounded)).next();
+            before.into_iter().chain(behind)
+        })
+    }
+}
+
+/// Which keys are looked at.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Which {
+    All,
+    Named,
+}
+
+/// Both sets in one order.
+struct Merged<'a> {
+    named: Peekable<btree_set::Range<'a, ObjectKey>>,
+    nameless: Option<Peekable<btree_set::Range<'a, ObjectKey>>>,
+}
+
+impl<'a> Iterator for Merged<'a> {
+    type Item = &'a ObjectKey;
+
+    fn next(&mut self) -> Option<&'a ObjectKey> {
+        let Some(nameless) = &mut self.nameless else { return self.named.next() };
+        match (self.named.peek(), nameless.peek()) {
+            (Some(named), Some(other)) if other < named => nameless.next(),
+            (None, _) => nameless.next(),
+            _ => self.named.next(),
+        }
+    }
 }
 
 impl Namespace {
-    /// Under the entry of `key`, which the index has from now on.
-    pub(super) fn insert(&self, key: ObjectKey) {
-        self.names.write().unwrap_or_else(PoisonError::into_inner).insert(key);
+    /// Of a store with files.
+    pub(super) fn of_files() -> Self {
+        Self { has_files: true, ..Self::default() }
     }
 
-    /// Under the entry of `key`, which leaves the index.
-    pub(super) fn remove(&self, key: &[u8]) {
-        // Let go after the lock.
-        let _name = self.names.write().unwrap_or_else(PoisonError::into_inner).take(key);
+    /// The directory right above the part of a key that is no name.
+    fn above<'a>(&self, key: &'a [u8]) -> Option<&'a [u8]> {
+        if self.has_files { above_nameless(key) } else { None }
+    }
+
+    /// Under the entry of `key`, which the index has from now on. Returns by how many octets that grows.
+    pub(super) fn insert(&self, key: ObjectKey) -> u64 {
+        let above = self.above(key.as_bytes()).map(ObjectKey::new);
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(above) = above else {
+            names.named.insert(key);
+            return NAME_BYTES;
+        };
+        names.nameless.insert(key);
+        match names.above.entry(above) {
+            btree_map::Entry::Occupied(mut count) => {
+                *count.get_mut() += 1;
+                NAME_BYTES
+            }
+            btree_map::Entry::Vacant(vacant) => {
+                let bytes = above_bytes(vacant.key());
+                vacant.insert(1);
+                NAME_BYTES + bytes
+            }
+        }
+    }
+
+    /// Under the entry of `key`, which leaves the index. Returns by how many octets that shrinks.
+    pub(super) fn remove(&self, key: &[u8]) -> u64 {
+        let above = self.above(key);
+        let mut names = self.names.write().unwrap_or_else(PoisonError::into_inner);
+        // What is taken is let go after the lock.
+        let Some(above) = above else {
+            let _name = names.named.take(key);
+            drop(names);
+            return NAME_BYTES;
+        };
+        let _name = names.nameless.take(key);
+        let count = names.above.get_mut(above).expect("it was counted when its key was inserted");
+        *count -= 1;
+        let gone = if *count == 0 { names.above.remove_entry(above) } else { None };
+        drop(names);
+        NAME_BYTES + gone.map_or(0, |(path, _)| above_bytes(&path))
     }
 
     /// Octets of the longest directory that `key` shares with a key that is not `key`: up to and with a delimiter.
     pub(super) fn shared(&self, key: &[u8], delimiter: u8) -> usize {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
         // Whoever shares most with it is beside it.
-        let before = names.range::<[u8], _>((Bound::Unbounded, Bound::Excluded(key))).next_back();
-        let behind = names.range::<[u8], _>((Bound::Excluded(key), Bound::Unbounded)).next();
         let shared = |other: &ObjectKey| {
             let common = key.iter().zip(other.as_bytes()).take_while(|(one, other)| one == other).count();
             key[..common].iter().rposition(|octet| *octet == delimiter).map_or(0, |at| at + 1)
         };
-        before.into_iter().chain(behind).map(shared).max().unwrap_or(0)
+        names.neighbours(key).map(shared).max().unwrap_or(0)
     }
 
     /// The keys that begin with `prefix`, if they are no more than `count_max`.
     pub(super) fn all(&self, prefix: &[u8], count_max: usize) -> Option<Vec<ObjectKey>> {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
-        let range = names.range::<[u8], _>((Bound::Included(prefix), Bound::Unbounded));
+        let range = names.range(Bound::Included(prefix), Which::All);
         let found: Vec<_> =
             range.take_while(|name| name.as_bytes().starts_with(prefix)).take(count_max + 1).cloned().collect();
         (found.len() <= count_max).then_some(found)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.names.read().unwrap_or_else(PoisonError::into_inner).len()
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        names.named.len() + names.nameless.len()
+    }
+
+    /// The first path from `from` on, other than `prefix` itself, that begins with it and lies right above nameless keys.
+    fn above_from(&self, from: &[u8], prefix: &[u8]) -> Option<ObjectKey> {
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        let mut paths = names.above.range::<[u8], _>((Bound::Included(from), Bound::Unbounded));
+        let (found, _) = paths.find(|(path, _)| path.as_bytes() != prefix)?;
+        found.as_bytes().starts_with(prefix).then(|| found.clone())
     }
 
     /// Up to `count` names from `from` on that begin with `prefix`: with a delimiter, of all that agree up to the first
     /// one behind the prefix only the first.
-    fn slice(&self, from: Bound<&[u8]>, prefix: &[u8], delimiter: Option<u8>, count: usize) -> Vec<ObjectKey> {
+    fn slice(&self, from: Bound<&[u8]>, query: &Query<'_>, count: usize) -> Vec<ObjectKey> {
+        let Query { prefix, delimiter, .. } = *query;
+        let which = if query.named_only { Which::Named } else { Which::All };
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
         let mut found: Vec<ObjectKey> = Vec::new();
-        let mut range = names.range::<[u8], _>((from, Bound::Unbounded));
+        let mut range = names.range(from, which);
         while found.len() < count
             && let Some(name) = range.next()
             && name.as_bytes().starts_with(prefix)
@@ -85,12 +200,61 @@ impl Namespace {
                     found.push(name.clone());
                     break;
                 };
-                range = names.range::<[u8], _>((Bound::Included(behind.as_slice()), Bound::Unbounded));
+                range = names.range(Bound::Included(behind.as_slice()), which);
             }
             found.push(name.clone());
         }
         found
     }
+}
+
+fn above_bytes(path: &ObjectKey) -> u64 {
+    ABOVE_BYTES + path.as_bytes().len() as u64
+}
+
+/// The directory, all of whose parts are names, right above the first part of `key` that is none; `None` if all are.
+fn above_nameless(key: &[u8]) -> Option<&[u8]> {
+    let mut start = 0;
+    for part in key.split(|octet| *octet == DELIMITER) {
+        if !is_name(part) {
+            return Some(&key[..start]);
+        }
+        start += part.len() + 1;
+    }
+    None
+}
+
+/// Directories right below `prefix` and behind `after` (empty: from the first on), each with its delimiter: `count` at most, in
+/// order. `next` finds the first path from somewhere on that begins with the prefix and is longer.
+pub(super) fn children(
+    prefix: &[u8],
+    after: &[u8],
+    count: usize,
+    next: impl Fn(&[u8]) -> Option<ObjectKey>,
+) -> Vec<ObjectKey> {
+    let mut found: Vec<ObjectKey> = Vec::new();
+    let mut from = if after <= prefix { prefix.to_vec() } else { behind_place(after) };
+    while found.len() < count
+        && let Some(path) = next(&from)
+    {
+        let path = path.as_bytes();
+        let end = memchr::memchr(DELIMITER, &path[prefix.len()..]).expect("paths end with one");
+        let child = &path[..=prefix.len() + end];
+        from = behind_place(child);
+        found.push(ObjectKey::new(child));
+    }
+    found
+}
+
+/// The first octets behind `place`, and behind all that lies below it if it ends with the delimiter.
+fn behind_place(place: &[u8]) -> Vec<u8> {
+    let mut behind = place.to_vec();
+    match behind.last_mut() {
+        // The octet that follows it: '0'.
+        Some(last) if *last == DELIMITER => *last += 1,
+        _ => behind.push(0),
+    }
+    behind
 }
 
 /// The part of `name` up to and with the first delimiter behind `prefix`, if there is one.
@@ -122,12 +286,23 @@ pub struct Query<'a> {
     /// Octets of their names together, with `overhead_bytes` for each. The first is listed though it be longer.
     pub bytes_max: usize,
     pub overhead_bytes: usize,
+    /// Without the keys that have no name in a store with files, and without the directories in which nothing else is: those are
+    /// [`Store::directories_above_nameless`].
+    pub named_only: bool,
 }
 
 impl<'a> Query<'a> {
     /// Up to `count_max` names that begin with `prefix`.
     pub fn new(prefix: &'a [u8], count_max: usize) -> Self {
-        Self { prefix, after: b"", delimiter: None, count_max, bytes_max: usize::MAX, overhead_bytes: 0 }
+        Self {
+            prefix,
+            after: b"",
+            delimiter: None,
+            count_max,
+            bytes_max: usize::MAX,
+            overhead_bytes: 0,
+            named_only: false,
+        }
     }
 }
 
@@ -173,6 +348,13 @@ impl Store {
         self.shared.namespace.is_some()
     }
 
+    /// Directories right below `prefix`, each with its delimiter, that keys without a name are somewhere in, whether they live or
+    /// not: those behind `after` (empty: from the first on), `count` at most, in order. None but in a store with files.
+    pub fn directories_above_nameless(&self, prefix: &[u8], after: &[u8], count: usize) -> Vec<ObjectKey> {
+        let Some(names) = &self.shared.namespace else { return Vec::new() };
+        children(prefix, after, count, |from| names.above_from(from, prefix))
+    }
+
     /// Living objects in the order of their keys. `None` from a store without a namespace.
     ///
     /// Objects that come or go while a listing takes several calls may be in it or not; all others are, once.
@@ -188,7 +370,7 @@ impl Store {
         while let Some(bound) = from {
             // One more than there is place for tells whether there are more.
             let wanted = (count_max - listing.entries.len()).saturating_add(1).min(SLICE);
-            let slice = names.slice(bound.as_ref().map(Vec::as_slice), prefix, delimiter, wanted);
+            let slice = names.slice(bound.as_ref().map(Vec::as_slice), query, wanted);
             from = if slice.len() < wanted { None } else { slice.last().and_then(|last| behind(last, query)) };
             for name in slice {
                 let directory = directory(name.as_bytes(), prefix, delimiter);

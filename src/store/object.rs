@@ -7,10 +7,11 @@
 //! |<- head (head_bytes) ->|<------- body ------------->|
 //! ```
 
+use crate::fabric::region::Block;
 use crate::store::eviction::{Candidate, Standing};
 use crate::store::files::FileRecord;
 use crate::store::key::ObjectKey;
-use crate::store::segment::{Class, Segment};
+use crate::store::segment::{Class, LISTS_BYTES, Segment};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -24,8 +25,21 @@ pub struct Piece {
     pub len: u32,
 }
 
-/// What the index spends on a piece that is no hole, in octets: the records of its segment and its block, and itself.
-pub(super) const PIECE_INDEX_BYTES: u64 = (size_of::<Segment>() + 64 + size_of::<Piece>()) as u64;
+/// What the C library takes for a record that is shared, in octets: its two counts and its own word in front, in steps of two
+/// words.
+const fn shared_bytes<T>() -> usize {
+    (size_of::<T>() + 3 * size_of::<usize>()).next_multiple_of(2 * size_of::<usize>())
+}
+
+/// What the index spends on a piece that is no hole, in octets: the records of its segment and its block, and itself; where it
+/// may go to disk, places in the lists of what is dirty and of what is clean too.
+pub(super) const fn piece_index_bytes(class: Class) -> u64 {
+    let lists = match class {
+        Class::Small => 0,
+        Class::Large => LISTS_BYTES,
+    };
+    (shared_bytes::<Segment>() + shared_bytes::<Block>() + size_of::<Piece>() + lists) as u64
+}
 
 /// Counted reads that save an object from eviction.
 const USES_MAX: u8 = 3;
@@ -192,7 +206,7 @@ impl Object {
 
     /// What the index spends on it, in octets, estimated from the sizes of its parts.
     pub(super) fn index_bytes(&self) -> u64 {
-        let own = (self.pieces.len() - self.holes as usize) as u64 * PIECE_INDEX_BYTES;
+        let own = (self.pieces.len() - self.holes as usize) as u64 * piece_index_bytes(self.class);
         let holes = self.holes as usize * size_of::<Piece>();
         let rest = size_of::<Self>() + holes + size_of_val(&*self.marks) + self.key.as_bytes().len() + 128;
         own + rest as u64

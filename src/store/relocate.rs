@@ -166,8 +166,8 @@ impl Store {
     /// Under both entries.
     fn move_name(&self, from: &ObjectKey, to: &ObjectKey, now_ns: u64) {
         let Some(namespace) = &self.shared.namespace else { return };
-        namespace.remove(from.as_bytes());
-        namespace.insert(to.clone());
+        self.shared.index_bytes.fetch_sub(namespace.remove(from.as_bytes()), Ordering::Relaxed);
+        self.shared.index_bytes.fetch_add(namespace.insert(to.clone()), Ordering::Relaxed);
         if let Some(files) = &self.shared.files {
             for key in [from.as_bytes(), to.as_bytes()] {
                 files.directories.touch(key, namespace.shared(key, DELIMITER), now_ns);

@@ -400,6 +400,10 @@ pub struct WriteJob {
     pub extent: ExtentId,
 }
 
+/// Octets of what lists take for a segment that is now in one for what is dirty, now in one for what is clean: neither gives memory
+/// back.
+pub(super) const LISTS_BYTES: usize = 2 * Fifo::<Weak<Segment>>::MEMBER_BYTES;
+
 /// Which segments are dirty and which could leave RAM: bodies before heads, the oldest first.
 #[derive(Debug, Default)]
 pub struct Residency {

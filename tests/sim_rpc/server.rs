@@ -25,6 +25,8 @@ const INLINE_BYTES_MAX: usize = 1024;
 const BUFFER_BYTES: usize = 4096;
 const READ_BUFFERS: usize = 8;
 const SEND_DEPTH: usize = 64;
+/// As the daemon's. No copy of a call is under way for so long here.
+const AGE_MAX: Duration = Duration::from_secs(120);
 /// Pause before posts that the queue refused are tried again.
 const PAUSE: Duration = Duration::from_micros(10);
 
@@ -99,7 +101,7 @@ pub struct Server {
 
 impl Server {
     pub fn new(plan: Plan) -> Self {
-        let cache = DuplicateCache::new(Bounds { entries_max: 1 << 16, bytes_max: 1 << 24 });
+        let cache = DuplicateCache::new(Bounds { entries_max: 1 << 16, bytes_max: 1 << 24, age_max: AGE_MAX });
         Self { plan, connection: None, generation: 0, cache, executed: BTreeMap::new(), replayed: 0 }
     }
 
@@ -210,7 +212,7 @@ impl Server {
             }
             let request = job.understand();
             clock.note(|| format!("server understands {}", request.number));
-            match self.cache.admit(request.key) {
+            match self.cache.admit(request.key, clock.elapsed()) {
                 Admission::Execute => {
                     let factor = if clock.dice.one_in(5) { 20 } else { 1 };
                     let delay = clock.delay() * factor;
@@ -435,7 +437,7 @@ impl Side for Server {
                 for job in connection.jobs.into_values() {
                     if let Some(request) = job.request {
                         *self.executed.entry(request.number).or_default() += 1;
-                        self.cache.complete(&request.key, &request.number.to_be_bytes());
+                        self.cache.complete(&request.key, &request.number.to_be_bytes(), clock.elapsed());
                     }
                 }
                 Ok(())
@@ -450,7 +452,7 @@ impl Side for Server {
         let Some(request) = connection.jobs.remove(&xid.0).and_then(|job| job.request) else { return };
         clock.note(|| format!("server carries {} out", request.number));
         *self.executed.entry(request.number).or_default() += 1;
-        self.cache.complete(&request.key, &request.number.to_be_bytes());
+        self.cache.complete(&request.key, &request.number.to_be_bytes(), clock.elapsed());
         connection.answers.push_back((xid, request));
     }
 

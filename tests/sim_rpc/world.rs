@@ -92,8 +92,13 @@ impl Clock {
         Duration::from_nanos(self.dice.below(20_000) + 1)
     }
 
+    /// Since the world began.
+    pub fn elapsed(&self) -> Duration {
+        self.now - self.base
+    }
+
     pub fn note(&mut self, line: impl FnOnce() -> String) {
-        let time = self.now - self.base;
+        let time = self.elapsed();
         if let Some(lines) = &mut self.lines {
             lines.push(format!("{time:>12?} {}", line()));
         }

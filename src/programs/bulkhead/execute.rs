@@ -85,6 +85,7 @@ pub fn list(request: &ListRequest<'_>, store: &Store) -> Answer<Item> {
         count_max: (request.count as usize).min(LIST_ENTRIES_MAX),
         bytes_max,
         overhead_bytes: ENTRY_BYTES + ROUNDUP_BYTES_MAX,
+        named_only: false,
     };
     if query.count_max == 0 {
         return refused(Status::TooSmall);

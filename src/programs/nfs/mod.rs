@@ -47,7 +47,7 @@ pub const VERSION: u32 = 3;
 /// NFS3_FHSIZE.
 pub const FILE_HANDLE_BYTES_MAX: usize = 64;
 /// Octets of a name in a directory, as PATHCONF says.
-pub const NAME_BYTES_MAX: usize = 255;
+pub const NAME_BYTES_MAX: usize = crate::store::files::NAME_BYTES_MAX;
 /// Octets of a name or path that are read at all: the longest path of common systems. The RFC has no bound; a name between the two
 /// is answered with an error of its own.
 pub const NAME_BYTES_READ_MAX: usize = 4096;

@@ -43,11 +43,11 @@ use crate::wire::codec::roundup_bytes;
 use crate::wire::onc_rpc::auth::AUTH_BODY_BYTES_MAX;
 use crate::wire::onc_rpc::record::{Piece, RecordDecoder, RecordLimits};
 use crate::wire::onc_rpc::{AcceptStatus, CallHeader, Credential, Part, Payload, Reply, ReplyHeader, Xid};
-use crate::wire::rpcrdma::duplicate::{Admission, CallKey, DuplicateCache, arguments_checksum, first_bytes};
+use crate::wire::rpcrdma::duplicate::{Admission, CallKey, arguments_checksum, first_bytes};
 use output::{Lost, Output};
 use std::io::IoSlice;
 use std::mem;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 /// Input buffer of a connection that is not idle: so much of a WRITE is copied at a time.
 pub const INPUT_BYTES: usize = 128 << 10;
@@ -217,10 +217,6 @@ impl Session {
             held_back: false,
             moved_ms,
         }
-    }
-
-    fn duplicates(&self) -> MutexGuard<'_, DuplicateCache> {
-        self.context.shared.duplicates()
     }
 
     fn now_ms(&self) -> u64 {
@@ -529,7 +525,7 @@ impl Session {
             checksum: arguments_checksum(stream, &[]),
         }
         .with_first(first);
-        match self.duplicates().admit(key) {
+        match self.context.shared.admit(key) {
             Admission::Execute => Ok(Some(key)),
             Admission::Running => Err(Answer::Later),
             Admission::Replay(reply) => {
@@ -541,7 +537,7 @@ impl Session {
 
     fn complete(&self, key: Option<&CallKey>, reply: &Payload) {
         if let (Some(key), [Part::Bytes(octets)]) = (key, reply.parts()) {
-            self.duplicates().complete(key, octets);
+            self.context.shared.complete(key, octets);
         }
     }
 
@@ -552,7 +548,7 @@ impl Session {
         if left > 0 || roundup > 0 || is_overlong {
             // What came of it is written: its sender could have written that much by itself.
             let _ = files.end_write(writing, len, Stable::Unstable);
-            self.duplicates().forget(&key);
+            self.context.shared.forget(&key);
             if let Answer::Message(octets) = self.garbage(xid) {
                 self.output.message(&octets);
             }
@@ -740,7 +736,12 @@ impl StreamSession for Session {
     }
 
     fn is_busy(&self) -> bool {
-        !self.output.is_empty() || self.is_inside_record() || self.waiting != Waiting::Nothing || self.is_turn_over
+        // A call that has not begun, because it is not all here, can as well be sent to whoever comes next. A WRITE begins
+        // before all of its data is here.
+        !self.output.is_empty()
+            || matches!(self.record, Record::Data(_))
+            || self.waiting != Waiting::Nothing
+            || self.is_turn_over
     }
 
     fn rest(&mut self) {
@@ -758,7 +759,7 @@ impl Drop for Session {
             let Arriving { key, writing, len, .. } = *arriving;
             // What came of it is in the file, and its times say so. The call may come again, on the next connection.
             let _ = self.context.export.files().end_write(writing, len, Stable::Unstable);
-            self.duplicates().forget(&key);
+            self.context.shared.forget(&key);
         }
     }
 }

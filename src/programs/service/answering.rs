@@ -34,10 +34,10 @@ impl<B: AsRef<[u8]>> Service<B> {
 
     pub(super) fn end_key(&mut self, xid: Xid, reply: Option<&Payload>) {
         let Some(key) = self.calls.get_mut(&xid).and_then(|call| call.key.take()) else { return };
-        let mut duplicates = self.around.shared.duplicates();
+        let shared = &self.around.shared;
         match reply.map(Payload::parts) {
-            Some([Part::Bytes(reply)]) => duplicates.complete(&key, reply),
-            _ => duplicates.forget(&key),
+            Some([Part::Bytes(reply)]) => shared.complete(&key, reply),
+            _ => shared.forget(&key),
         }
     }
 

@@ -200,7 +200,7 @@ impl<B: AsRef<[u8]>> Service<B> {
 
     /// Looks for a duplicate of a call that must not be executed twice.
     fn admit(&mut self, xid: Xid, key: CallKey, now: Duration) -> Result<(), Next> {
-        let admission = self.around.shared.duplicates().admit(key);
+        let admission = self.around.shared.admit(key);
         self.handle_admission(xid, key, admission, now)
     }
 

@@ -691,6 +691,22 @@ fn a_put_is_executed_once_whatever_comes_over_however_many_connections() {
     second.assert_at_rest();
 }
 
+/// Some clients begin with the same xid whenever they are started. What they asked for was not done, because an earlier life of
+/// theirs had been answered, or was refused, because the memory of that one had been.
+#[test]
+fn what_was_answered_long_ago_is_executed() {
+    let (store, shared) = (store(), Arc::new(Shared::new(Bounds { age_max: Duration::ZERO, ..DUPLICATES })));
+    let value = octets(100, 13);
+    for life in 0..3 {
+        let mut bench = Bench::of(store.clone(), shared.clone(), terms(), 4);
+        bench.put(1, &Put { condition: Condition::Absent, ..putting(0, 100, 100, true) }, &value);
+        assert_eq!(bench.put_result(1).status, Status::Ok, "life {life}");
+        assert_eq!(bench.metrics.rpc_calls.replayed.get(), 0);
+        assert!(store.delete(b"k", store.clock().now()), "life {life}: it was put");
+        shared.handle_refused(IpAddr::from([192, 0, 2, 1]), bench.posted.unwrap());
+    }
+}
+
 #[test]
 fn what_belongs_to_a_connection_is_executed_anew_on_the_next() {
     let (store, shared) = (store(), Arc::<Shared>::default());

@@ -87,7 +87,7 @@ impl<B: AsRef<[u8]>> Service<B> {
             self.dispatch(xid, now);
             return false;
         }
-        let admission = self.around.shared.duplicates().admit(key);
+        let admission = self.around.shared.admit(key);
         if admission != Admission::Execute {
             self.drop_pull(xid);
         }

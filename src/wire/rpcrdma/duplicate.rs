@@ -2,13 +2,18 @@
 //!
 //! ```text
 //!            admit: Execute            complete
-//!  (absent) ────────────────▶ Running ─────────▶ Done ──▶ (absent) when there are too many
+//!  (absent) ────────────────▶ Running ─────────▶ Done ──▶ (absent) when there are too many, or it is old
 //!      ▲                         │ admit: Running │ admit: Replay
 //!      └─────────────────────────┘
 //!             forget
 //! ```
 //! When there are too many, the oldest of whoever has most goes: a peer that fills the memory forgets what it did itself, and
 //! never makes it forget what another did that has less.
+//!
+//! Old is what was answered so long ago that no copy of it is under way any more: clients that begin with the same xid whenever
+//! they are started would be told what was said to an earlier life of theirs. Looking is what lets old things go, those of the
+//! peer that is looked for, so each goes once and nothing needs a timer. Calls that run do not grow old. All times are since
+//! a moment that is the same for all owners.
 //!
 //! One cache serves all connections: a call comes again on a new one, from another port, with other chunks and perhaps
 //! reduced otherwise. So a call is known by the peer's address without its port and by what the RPC message says, less the
@@ -21,6 +26,7 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// By what a call is known again.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -91,6 +97,9 @@ pub struct Bounds {
     pub entries_max: usize,
     /// Octets of all replies together. A longer one is not kept.
     pub bytes_max: usize,
+    /// How long after its answer a call is taken for the same one, and how long a failure is remembered. What is as old as
+    /// that is not.
+    pub age_max: Duration,
 }
 
 #[derive(Debug)]
@@ -119,8 +128,15 @@ struct Shares<T> {
 #[derive(Debug)]
 struct Share<T> {
     weight: usize,
-    /// Oldest first, each with its weight.
-    things: VecDeque<(usize, T)>,
+    /// Oldest first.
+    things: VecDeque<Thing<T>>,
+}
+
+#[derive(Debug)]
+struct Thing<T> {
+    weight: usize,
+    since: Duration,
+    what: T,
 }
 
 impl<T: PartialEq> Shares<T> {
@@ -128,12 +144,12 @@ impl<T: PartialEq> Shares<T> {
         Self { shares: HashMap::new(), weights: BTreeSet::new(), len: 0 }
     }
 
-    fn push(&mut self, peer: IpAddr, weight: usize, thing: T) {
+    fn push(&mut self, peer: IpAddr, weight: usize, since: Duration, what: T) {
         let peer = share_of(peer);
         let share = self.shares.entry(peer).or_insert_with(|| Share { weight: 0, things: VecDeque::new() });
         self.weights.remove(&(share.weight, peer));
         share.weight += weight;
-        share.things.push_back((weight, thing));
+        share.things.push_back(Thing { weight, since, what });
         self.weights.insert((share.weight, peer));
         self.len += 1;
     }
@@ -144,17 +160,22 @@ impl<T: PartialEq> Shares<T> {
         self.take(peer, |share| share.things.pop_front())
     }
 
-    fn remove(&mut self, peer: IpAddr, thing: &T) {
+    /// The oldest of a peer, if it is as old as `age`.
+    fn pop_old(&mut self, peer: IpAddr, age: Duration, now: Duration) -> Option<T> {
+        self.take(share_of(peer), |share| share.things.pop_front_if(|thing| now.saturating_sub(thing.since) >= age))
+    }
+
+    fn remove(&mut self, peer: IpAddr, what: &T) {
         self.take(share_of(peer), |share| {
-            let at = share.things.iter().position(|(_, other)| other == thing)?;
+            let at = share.things.iter().position(|thing| thing.what == *what)?;
             share.things.remove(at)
         });
     }
 
-    fn take(&mut self, peer: IpAddr, take: impl FnOnce(&mut Share<T>) -> Option<(usize, T)>) -> Option<T> {
+    fn take(&mut self, peer: IpAddr, take: impl FnOnce(&mut Share<T>) -> Option<Thing<T>>) -> Option<T> {
         let share = self.shares.get_mut(&peer)?;
         let before = share.weight;
-        let (weight, thing) = take(share)?;
+        let Thing { weight, what, .. } = take(share)?;
         share.weight -= weight;
         self.len -= 1;
         self.weights.remove(&(before, peer));
@@ -163,7 +184,7 @@ impl<T: PartialEq> Shares<T> {
         } else {
             self.weights.insert((share.weight, peer));
         }
-        Some(thing)
+        Some(what)
     }
 }
 
@@ -192,7 +213,10 @@ impl DuplicateCache {
     }
 
     /// A call has come.
-    pub fn admit(&mut self, key: CallKey) -> Admission {
+    pub fn admit(&mut self, key: CallKey, now: Duration) -> Admission {
+        while let Some(old) = self.done.pop_old(key.peer, self.bounds.age_max, now) {
+            self.drop_reply(&old);
+        }
         match self.calls.get(&key) {
             Some(Entry::Running) => Admission::Running,
             Some(Entry::Done(reply)) => Admission::Replay(Arc::clone(reply)),
@@ -207,7 +231,7 @@ impl DuplicateCache {
     ///
     /// # Panics
     /// Unless it is running.
-    pub fn complete(&mut self, key: &CallKey, reply: &[u8]) {
+    pub fn complete(&mut self, key: &CallKey, reply: &[u8], now: Duration) {
         self.assert_running(key);
         if reply.len() > self.bounds.bytes_max {
             self.calls.remove(key);
@@ -215,12 +239,18 @@ impl DuplicateCache {
         }
         self.bytes += reply.len();
         self.calls.insert(*key, Entry::Done(reply.into()));
-        self.done.push(key.peer, reply.len() + self.bounds.bytes_max / self.bounds.entries_max.max(1), *key);
+        let weight = reply.len() + self.bounds.bytes_max / self.bounds.entries_max.max(1);
+        self.done.push(key.peer, weight, now, *key);
         while self.done.len > self.bounds.entries_max || self.bytes > self.bounds.bytes_max {
             let oldest = self.done.pop().expect("octets are those of replies");
-            if let Some(Entry::Done(reply)) = self.calls.remove(&oldest) {
-                self.bytes -= reply.len();
-            }
+            self.drop_reply(&oldest);
+        }
+    }
+
+    /// It was taken out of those that are done.
+    fn drop_reply(&mut self, key: &CallKey) {
+        if let Some(Entry::Done(reply)) = self.calls.remove(key) {
+            self.bytes -= reply.len();
         }
     }
 
@@ -235,9 +265,10 @@ impl DuplicateCache {
 
     /// An RDMA Read or Write of a call was refused by the peer's memory, and the connection is lost for it (not: was
     /// flushed, because the connection was lost). The call will come again, with the same fault (RFC 8166 §4.5.3).
-    pub fn handle_rdma_failed(&mut self, peer: IpAddr, call: CallMark) {
+    pub fn handle_rdma_failed(&mut self, peer: IpAddr, call: CallMark, now: Duration) {
+        self.drop_old_failures(peer, now);
         if self.failures.insert((peer, call)) {
-            self.failures_order.push(peer, 1, (peer, call));
+            self.failures_order.push(peer, 1, now, (peer, call));
         }
         while self.failures_order.len > self.bounds.entries_max {
             let oldest = self.failures_order.pop().expect("there is more than something");
@@ -247,12 +278,19 @@ impl DuplicateCache {
 
     /// Whether a call failed so before: then it is answered with ERR_CHUNK, which ends it for its sender. Answered once:
     /// the next such call is another.
-    pub fn take_failure(&mut self, peer: IpAddr, call: CallMark) -> bool {
+    pub fn take_failure(&mut self, peer: IpAddr, call: CallMark, now: Duration) -> bool {
+        self.drop_old_failures(peer, now);
         if !self.failures.remove(&(peer, call)) {
             return false;
         }
         self.failures_order.remove(peer, &(peer, call));
         true
+    }
+
+    fn drop_old_failures(&mut self, peer: IpAddr, now: Duration) {
+        while let Some(old) = self.failures_order.pop_old(peer, self.bounds.age_max, now) {
+            self.failures.remove(&old);
+        }
     }
 
     /// Replies that are kept, and their octets.
@@ -271,7 +309,9 @@ mod tests {
     use proptest::prelude::*;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    const BOUNDS: Bounds = Bounds { entries_max: 3, bytes_max: 100 };
+    const AGE_MAX: Duration = Duration::from_secs(10);
+    const NOW: Duration = Duration::from_secs(1000);
+    const BOUNDS: Bounds = Bounds { entries_max: 3, bytes_max: 100, age_max: AGE_MAX };
 
     fn peer(last: u8) -> IpAddr {
         IpAddr::from([192, 0, 2, last])
@@ -284,19 +324,19 @@ mod tests {
     #[test]
     fn a_call_is_executed_once_and_answered_as_often_as_it_comes() {
         let mut cache = DuplicateCache::new(BOUNDS);
-        assert_eq!(cache.admit(key(1)), Admission::Execute);
-        assert_eq!(cache.admit(key(1)), Admission::Running);
-        cache.complete(&key(1), b"reply");
+        assert_eq!(cache.admit(key(1), NOW), Admission::Execute);
+        assert_eq!(cache.admit(key(1), NOW), Admission::Running);
+        cache.complete(&key(1), b"reply", NOW);
         for _ in 0..2 {
-            assert_eq!(cache.admit(key(1)), Admission::Replay(b"reply"[..].into()));
+            assert_eq!(cache.admit(key(1), NOW), Admission::Replay(b"reply"[..].into()));
         }
     }
 
     #[test]
     fn another_call_is_another_even_with_the_same_xid() {
         let mut cache = DuplicateCache::new(BOUNDS);
-        cache.admit(key(1));
-        cache.complete(&key(1), b"reply");
+        cache.admit(key(1), NOW);
+        cache.complete(&key(1), b"reply", NOW);
         for other in [
             CallKey { peer: peer(2), ..key(1) },
             CallKey { program: 7, ..key(1) },
@@ -305,24 +345,24 @@ mod tests {
             CallKey { checksum: 6, ..key(1) },
             key(2),
         ] {
-            assert_eq!(cache.admit(other), Admission::Execute, "{other:?}");
+            assert_eq!(cache.admit(other, NOW), Admission::Execute, "{other:?}");
         }
     }
 
     #[test]
     fn a_call_that_had_no_effect_is_executed_when_it_comes_again() {
         let mut cache = DuplicateCache::new(BOUNDS);
-        cache.admit(key(1));
+        cache.admit(key(1), NOW);
         cache.forget(&key(1));
-        assert_eq!(cache.admit(key(1)), Admission::Execute);
+        assert_eq!(cache.admit(key(1), NOW), Admission::Execute);
     }
 
     #[test]
     fn the_oldest_replies_go_when_there_are_too_many_or_they_are_too_long() {
         let mut cache = DuplicateCache::new(BOUNDS);
         let mut complete = |xid, len| {
-            assert_eq!(cache.admit(key(xid)), Admission::Execute, "call {xid}");
-            cache.complete(&key(xid), &vec![0; len]);
+            assert_eq!(cache.admit(key(xid), NOW), Admission::Execute, "call {xid}");
+            cache.complete(&key(xid), &vec![0; len], NOW);
             cache.kept()
         };
         assert_eq!(complete(1, 10), (1, 10));
@@ -336,7 +376,7 @@ mod tests {
     /// A hostile peer must not have a good one's call executed twice by making the server forget that it was.
     #[test]
     fn who_fills_the_memory_forgets_its_own_replies_and_nobody_elses() {
-        let bounds = Bounds { entries_max: 16, bytes_max: 1600 };
+        let bounds = Bounds { entries_max: 16, bytes_max: 1600, age_max: AGE_MAX };
         let of = |peer: IpAddr, xid| CallKey { peer, ..key(xid) };
         let network = |last: u16| IpAddr::from([0x2001, 0xdb8, 0, 7, 9, 9, 9, last]);
         // Many replies, long replies, replies to many addresses of one network.
@@ -345,32 +385,32 @@ mod tests {
         for (row, flood) in floods.iter().enumerate() {
             let mut cache = DuplicateCache::new(bounds);
             for xid in 1..=4 {
-                cache.admit(of(peer(1), xid));
-                cache.complete(&of(peer(1), xid), &[0; 100]);
+                cache.admit(of(peer(1), xid), NOW);
+                cache.complete(&of(peer(1), xid), &[0; 100], NOW);
             }
-            cache.handle_rdma_failed(peer(1), CallMark { xid: Xid(1), checksum: 1 });
+            cache.handle_rdma_failed(peer(1), CallMark { xid: Xid(1), checksum: 1 }, NOW);
             for xid in 100..1000 {
                 let (key, len) = flood(xid);
-                assert_eq!(cache.admit(key), Admission::Execute);
-                cache.complete(&key, &vec![0; len]);
-                cache.handle_rdma_failed(key.peer, CallMark { xid: key.xid, checksum: 1 });
+                assert_eq!(cache.admit(key, NOW), Admission::Execute);
+                cache.complete(&key, &vec![0; len], NOW);
+                cache.handle_rdma_failed(key.peer, CallMark { xid: key.xid, checksum: 1 }, NOW);
                 assert!(cache.kept().0 <= 16 && cache.kept().1 <= 1600, "row {row}: {:?}", cache.kept());
             }
             for xid in 1..=4 {
-                assert!(matches!(cache.admit(of(peer(1), xid)), Admission::Replay(_)), "row {row}: call {xid}");
+                assert!(matches!(cache.admit(of(peer(1), xid), NOW), Admission::Replay(_)), "row {row}: call {xid}");
             }
-            assert!(cache.take_failure(peer(1), CallMark { xid: Xid(1), checksum: 1 }), "row {row}");
+            assert!(cache.take_failure(peer(1), CallMark { xid: Xid(1), checksum: 1 }, NOW), "row {row}");
         }
     }
 
     #[test]
     fn among_equals_all_have_the_same_part() {
-        let mut cache = DuplicateCache::new(Bounds { entries_max: 12, bytes_max: 1200 });
+        let mut cache = DuplicateCache::new(Bounds { entries_max: 12, bytes_max: 1200, age_max: AGE_MAX });
         for xid in 0..100 {
             for last in 1..=3 {
                 let key = CallKey { peer: peer(last), ..key(xid) };
-                cache.admit(key);
-                cache.complete(&key, &[0; 10]);
+                cache.admit(key, NOW);
+                cache.complete(&key, &[0; 10], NOW);
             }
         }
         for last in 1..=3 {
@@ -382,30 +422,67 @@ mod tests {
     #[test]
     fn running_calls_are_never_pushed_out() {
         let mut cache = DuplicateCache::new(BOUNDS);
-        cache.admit(key(1));
+        cache.admit(key(1), NOW);
         for xid in 2..20 {
-            cache.admit(key(xid));
-            cache.complete(&key(xid), &[0; 30]);
+            cache.admit(key(xid), NOW);
+            cache.complete(&key(xid), &[0; 30], NOW);
         }
-        assert_eq!(cache.admit(key(1)), Admission::Running);
+        assert_eq!(cache.admit(key(1), NOW), Admission::Running);
     }
 
     #[test]
     fn a_failed_call_is_refused_once_when_it_comes_again() {
         let mut cache = DuplicateCache::new(BOUNDS);
         let call = |xid| CallMark { xid: Xid(xid), checksum: 7 };
-        assert!(!cache.take_failure(peer(1), call(1)));
-        cache.handle_rdma_failed(peer(1), call(1));
-        cache.handle_rdma_failed(peer(1), call(1));
-        assert!(!cache.take_failure(peer(2), call(1)));
-        assert!(!cache.take_failure(peer(1), CallMark { checksum: 8, ..call(1) }), "another's, with the same xid");
-        assert!(cache.take_failure(peer(1), call(1)));
-        assert!(!cache.take_failure(peer(1), call(1)));
+        assert!(!cache.take_failure(peer(1), call(1), NOW));
+        cache.handle_rdma_failed(peer(1), call(1), NOW);
+        cache.handle_rdma_failed(peer(1), call(1), NOW);
+        assert!(!cache.take_failure(peer(2), call(1), NOW));
+        assert!(!cache.take_failure(peer(1), CallMark { checksum: 8, ..call(1) }, NOW), "another's, with the same xid");
+        assert!(cache.take_failure(peer(1), call(1), NOW));
+        assert!(!cache.take_failure(peer(1), call(1), NOW));
         for xid in 0..10 {
-            cache.handle_rdma_failed(peer(1), call(xid));
+            cache.handle_rdma_failed(peer(1), call(xid), NOW);
         }
-        let left: Vec<u32> = (0..10).filter(|&xid| cache.take_failure(peer(1), call(xid))).collect();
+        let left: Vec<u32> = (0..10).filter(|&xid| cache.take_failure(peer(1), call(xid), NOW)).collect();
         assert_eq!(left, [7, 8, 9]);
+    }
+
+    /// Clients that begin with the same xid whenever they are started were told what had been said to an earlier life of theirs.
+    #[test]
+    fn what_was_answered_long_ago_is_another_call() {
+        let at = |seconds: u64, later_ns: u64| Duration::from_secs(seconds) + Duration::from_nanos(later_ns);
+        let mark = CallMark { xid: Xid(1), checksum: 7 };
+        // How long after the answer the next comes, and whether it is taken for the same call.
+        let table =
+            [(at(0, 0), true), (at(9, 999_999_999), true), (AGE_MAX, false), (at(10, 1), false), (at(9999, 0), false)];
+        for (age, is_same) in table {
+            let mut cache = DuplicateCache::new(BOUNDS);
+            // It runs for long: that is no age.
+            assert_eq!(cache.admit(key(1), at(0, 0)), Admission::Execute);
+            assert_eq!(cache.admit(key(1), NOW), Admission::Running);
+            cache.complete(&key(1), b"reply", NOW);
+            cache.handle_rdma_failed(peer(1), mark, NOW);
+            let expected = if is_same { Admission::Replay(b"reply"[..].into()) } else { Admission::Execute };
+            assert_eq!(cache.admit(key(1), NOW + age), expected, "{age:?}");
+            assert_eq!(cache.kept(), if is_same { (1, 5) } else { (0, 0) }, "{age:?}");
+            assert_eq!(cache.take_failure(peer(1), mark, NOW + age), is_same, "{age:?}");
+        }
+    }
+
+    /// Being answered again makes nothing younger: who is started every few seconds gets through in the end.
+    #[test]
+    fn age_counts_from_the_answer_and_not_from_its_repetition() {
+        let mut cache = DuplicateCache::new(BOUNDS);
+        cache.admit(key(1), NOW);
+        cache.complete(&key(1), b"first", NOW);
+        for seconds in 1..10 {
+            assert!(matches!(cache.admit(key(1), NOW + Duration::from_secs(seconds)), Admission::Replay(_)));
+        }
+        assert_eq!(cache.admit(key(1), NOW + AGE_MAX), Admission::Execute);
+        cache.complete(&key(1), b"second", NOW + AGE_MAX);
+        assert_eq!(cache.admit(key(1), NOW + AGE_MAX), Admission::Replay(b"second"[..].into()));
+        assert_eq!(cache.kept(), (1, 6));
     }
 
     /// Every state and every event; `None` is a mistake of the owner.
@@ -413,9 +490,9 @@ mod tests {
     fn transitions_are_these() {
         type Event = fn(&mut DuplicateCache) -> Option<Admission>;
         let events: [Event; 3] = [
-            |cache| Some(cache.admit(key(1))),
+            |cache| Some(cache.admit(key(1), NOW)),
             |cache| {
-                cache.complete(&key(1), b"reply");
+                cache.complete(&key(1), b"reply", NOW);
                 None
             },
             |cache| {
@@ -439,13 +516,13 @@ mod tests {
         for (state, event, expected) in table {
             let mut cache = DuplicateCache::new(BOUNDS);
             if state != "absent" {
-                cache.admit(key(1));
+                cache.admit(key(1), NOW);
             }
             if state == "done" {
-                cache.complete(&key(1), b"reply");
+                cache.complete(&key(1), b"reply", NOW);
             }
             let found = catch_unwind(AssertUnwindSafe(|| events[event](&mut cache)));
-            let found = found.ok().map(|outcome| (outcome, cache.admit(key(1))));
+            let found = found.ok().map(|outcome| (outcome, cache.admit(key(1), NOW)));
             assert_eq!(found, expected, "{state}, event {event}");
         }
     }
@@ -468,6 +545,36 @@ mod tests {
             let mut other = reduced;
             other[0] ^= 1;
             prop_assert_ne!(checksum, arguments_checksum(&other, &[]));
+        }
+
+        /// Against a list of all that was ever answered, where nothing is pushed out.
+        #[test]
+        fn a_reply_is_given_again_while_it_is_young_and_never_after(
+            steps in prop::collection::vec((1..4_u32, 1..3_u8, 0..6_u64, any::<bool>()), 1..60),
+        ) {
+            let mut cache = DuplicateCache::new(Bounds { entries_max: 100, bytes_max: 1000, age_max: AGE_MAX });
+            let mut answered: HashMap<CallKey, (Duration, u8)> = HashMap::new();
+            let mut running: HashSet<CallKey> = HashSet::new();
+            let mut now = NOW;
+            for (number, (xid, last, pause, ends)) in (0_u8..).zip(steps) {
+                now += Duration::from_secs(pause);
+                let key = CallKey { peer: peer(last), ..key(xid) };
+                let expected = match answered.get(&key) {
+                    _ if running.contains(&key) => Admission::Running,
+                    Some((at, reply)) if now - *at < AGE_MAX => Admission::Replay([*reply][..].into()),
+                    _ => Admission::Execute,
+                };
+                prop_assert_eq!(cache.admit(key, now), expected.clone());
+                if expected == Admission::Execute {
+                    running.insert(key);
+                }
+                if ends && running.remove(&key) {
+                    cache.complete(&key, &[number], now);
+                    answered.insert(key, (now, number));
+                }
+                let (entries, bytes) = cache.kept();
+                prop_assert!(entries == bytes && entries <= 6, "{} entries, {} octets", entries, bytes);
+            }
         }
     }
 }

@@ -1,14 +1,16 @@
 //! READDIR and READDIRPLUS: the names of a directory in the order of their octets, a page at a time.
+//!
+//! What a page costs is what it has. Keys that have no name here, of which there may be any number, are walked over by nobody:
+//! the store keeps them apart. Names of the dead are buried when they are met, and so are met once.
 
 use super::{Caller, FileSystem, Node, access};
 use crate::programs::nfs::types::{Attributes, Cookie, CookieVerifier, FileHandle, FileId, NfsError};
 use crate::programs::nfs::{
-    DirectoryPage, Entry, EntryPlus, Failure, Listing, NAME_BYTES_MAX, Outcome, PlusPage, ReadDirectory,
-    ReadDirectoryPlus,
+    DirectoryPage, Entry, EntryPlus, Failure, Listing, Outcome, PlusPage, ReadDirectory, ReadDirectoryPlus,
 };
 use crate::store::directories::{Directory, parent};
 use crate::store::files::{DELIMITER, FileNumber};
-use crate::store::key::KEY_BYTES_MAX;
+use crate::store::key::{KEY_BYTES_MAX, ObjectKey};
 use crate::store::namespace::Query;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,11 +29,6 @@ pub struct Page {
     pub entries: usize,
     /// Names that were looked at.
     pub looked: usize,
-}
-
-/// A name can be one in a directory.
-fn is_visible(name: &[u8]) -> bool {
-    !matches!(name, b"" | b"." | b"..") && name.len() <= NAME_BYTES_MAX && !name.contains(&0)
 }
 
 struct Walk {
@@ -130,14 +127,18 @@ impl FileSystem {
         }
         let mut last: Vec<u8> = after.clone();
         loop {
-            let query = Query { after: &after, delimiter: Some(DELIMITER), ..Query::new(prefix, STEP) };
+            let query =
+                Query { after: &after, delimiter: Some(DELIMITER), named_only: true, ..Query::new(prefix, STEP) };
             let listing = self.store.list(&query, now).ok_or(NfsError::ServerFault)?;
             let made = self.store.made_directories(prefix, &after, STEP);
-            walk.looked += listing.entries.len() + made.len();
-            // Behind the end of either list there may be more of it, before what the other has.
-            let made_end = if made.len() == STEP { made.last().cloned() } else { None };
-            let horizon = listing.next.into_iter().chain(made_end).min();
-            let names: BTreeSet<_> = listing.entries.into_iter().map(|entry| entry.name).chain(made).collect();
+            let above = self.store.directories_above_nameless(prefix, &after, STEP);
+            walk.looked += listing.entries.len() + made.len() + above.len();
+            // Behind the end of each list there may be more of it, before what the others have.
+            let end = |list: &[ObjectKey]| if list.len() == STEP { list.last().cloned() } else { None };
+            let horizon = listing.next.into_iter().chain(end(&made)).chain(end(&above)).min();
+            let mut names: BTreeSet<_> = listing.entries.into_iter().map(|entry| entry.name).chain(made).collect();
+            // What lies in these may be dead.
+            names.extend(above.into_iter().filter(|path| self.store.has_below(path.as_bytes(), now)));
             for name in names {
                 let name = name.as_bytes();
                 if horizon.as_ref().is_some_and(|horizon| name > horizon.as_bytes()) {
@@ -173,17 +174,13 @@ impl FileSystem {
     ) -> bool {
         let (node, name) = match place.strip_suffix(&[DELIMITER]) {
             Some(path) if path.len() >= prefix.len() => {
-                let name = &path[prefix.len()..];
-                if !is_visible(name) {
-                    return true;
-                }
-                (Node::Directory(self.store.see_directory(place)), name)
+                (Node::Directory(self.store.see_directory(place)), &path[prefix.len()..])
             }
             _ => {
                 let name = place.get(prefix.len()..).unwrap_or_default();
                 // A directory of the same name wins.
                 let is_hidden = place.len() < KEY_BYTES_MAX && self.store.is_directory(&[place, b"/"].concat(), now);
-                if !is_visible(name) || is_hidden {
+                if is_hidden {
                     return true;
                 }
                 let Some(object) = self.store.peek(place, now) else { return true };

@@ -9,6 +9,7 @@ use crate::programs::nfs::{
     Commit, Create, CreateHow, MakeDirectory, Read, ReadDirectory, ReadDirectoryPlus, Rename, WriteDone,
 };
 use crate::store::Sizes;
+use crate::store::namespace::Query;
 use crate::store::segment::Content;
 use crate::wire::codec::{Codec, Reader};
 use rig::{Seeded, for_each_seed, octets};
@@ -335,8 +336,11 @@ fn it_agrees_with_a_map_whatever_other_doors_do() {
                     model.objects.insert(key, value);
                 }
                 3 | 4 => {
-                    assert_eq!(store.delete(&path, now), model.objects.contains_key(&path));
-                    model.forget(&path);
+                    // Also what has no name here.
+                    let some = model.objects.keys().nth(random.below(20) as usize).filter(|_| random.one_in(2));
+                    let key = some.cloned().unwrap_or(path);
+                    assert_eq!(store.delete(&key, now), model.objects.contains_key(&key));
+                    model.forget(&key);
                 }
                 5 if random.one_in(10) => {
                     store.flush_all(0);
@@ -541,6 +545,43 @@ fn a_page_costs_what_it_has_whatever_the_directory_has() {
         }
         assert_eq!(count, COUNT + 2);
     }
+}
+
+/// Other doors may put any number of keys into a directory that have no name there. A page walked over all of them.
+#[test]
+fn keys_that_have_no_name_cost_a_page_nothing() {
+    let system = system_of(Sizes { index_bytes_max: 1 << 30, ..sizes() }, 9);
+    let store = &system.store;
+    let before = store.gauges().index_bytes;
+    let long = |number: u32, end: &str| format!("dir/{number:05}{}{end}", "n".repeat(255)).into_bytes();
+    let mut nameless: Vec<_> =
+        (0..20_000).map(|number| long(number, if number % 2 == 0 { "" } else { "/x" })).collect();
+    nameless.extend((0..5000).map(|number| format!("dir/with\0{number}").into_bytes()));
+    nameless.extend([&b"dir/"[..], b"dir/.", b"dir/../x", b"dir//x", b"dir/deep/er//x"].map(<[u8]>::to_vec));
+    for key in nameless.iter().chain([b"dir/one".to_vec(), b"dir/zwei/x".to_vec()].iter()) {
+        store.put(key, b"", 0, 0).unwrap();
+    }
+    let dir = system.open(b"dir").unwrap();
+    let names = |found: &[Found]| found.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>();
+    let (found, eof, looked) = system.page_of(dir, Cookie(0), 32 << 10).unwrap();
+    assert_eq!(names(&found), [&b"."[..], b"..", b"deep", b"one", b"zwei"]);
+    assert!(eof && looked <= 5, "{looked} names for {} entries", found.len());
+    assert_eq!(names(&system.entries(found[2].handle, 4096)), [b"er"]);
+    // Other doors see all of them, in order, and the directory is not empty for them alone.
+    let now = store.clock().now();
+    let listed = store.list(&Query::new(b"", usize::MAX), now).unwrap().entries;
+    assert!(listed.len() == nameless.len() + 2 && listed.is_sorted_by(|one, other| one.name < other.name));
+    assert!(store.delete(b"dir/one", now) && store.delete(b"dir/zwei/x", now));
+    assert_eq!(system.take_dir(system.root(), b"dir"), Err(NfsError::NotEmpty));
+    // Where only they were in it, it is there as long as one of them lives.
+    for key in &nameless {
+        assert!(system.open(b"dir").is_ok() && store.delete(key, now));
+    }
+    assert_eq!(system.entries(system.root(), 4096).len(), 0);
+    assert_eq!(store.gauges().names, 0);
+    // What is left are the places of what was listed, and the directories that somebody asked for.
+    let left = store.gauges().index_bytes - before;
+    assert!(left < 4096, "{left} octets");
 }
 
 /// `rm -r` and `mv *` go on behind entries that they took out.
@@ -932,7 +973,8 @@ fn drafts_that_fill_the_index_are_committed_though_their_peers_do_not_rest() {
             system.handle_time(start_ms + 500);
         }
     }
-    assert!(later > 0 && put.iter().sum::<u64>() > 4000, "{put:?} put, {later} later, {full} full");
+    // Drafts alone would fill it with 2,455: an island costs 427 octets in a draft and 352 when it is committed.
+    assert!(later > 0 && put.iter().sum::<u64>() > 2800, "{put:?} put, {later} later, {full} full");
     system.handle_time(u64::MAX);
     assert_eq!((system.drafts_left(), system.store.gauges().pins), (0, 0));
 }

@@ -7,6 +7,7 @@ use crate::programs::nfs::files::tests::rig::{Disk, Seeded, for_each_seed, octet
 use crate::programs::nfs::{
     self, Create, CreateHow, FileHandle, FileSystem, Name, NfsError, Place, Rules, SetAttributes, procedure,
 };
+use crate::programs::service::DUPLICATES;
 use crate::programs::stream::{TAIL_READS, TailRead};
 use crate::store::draft::Want;
 use crate::store::segment::Class;
@@ -14,8 +15,10 @@ use crate::store::{Lookup, Sizes, Store};
 use crate::wire::codec::{Codec, Reader, Writer};
 use crate::wire::onc_rpc::record::{Mark, marked};
 use crate::wire::onc_rpc::{AuthSys, Denial, OpaqueAuth, Versions};
+use crate::wire::rpcrdma::duplicate::Bounds;
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 const STAGING_COUNT: usize = 24;
@@ -501,6 +504,25 @@ fn no_more_calls_are_read_while_much_waits_to_leave() {
     assert!(fed < 4000, "{fed} octets were taken");
 }
 
+/// Some clients begin with the same xid whenever they are started. Their CREATE and REMOVE were answered as those of an earlier
+/// life had been, and not executed.
+#[test]
+fn what_was_answered_long_ago_is_executed() {
+    let mut server = Server::new(sizes());
+    server.shared = Arc::new(Shared::new(Bounds { age_max: Duration::ZERO, ..DUPLICATES }));
+    let root = server.export.files().root();
+    let remove = nfs_call(1, procedure::REMOVE, |words| {
+        root.write(words);
+        words.opaque(b"f");
+    });
+    for life in 0..3 {
+        create(&server, b"f");
+        assert_eq!(server.connect().ask(&remove)[..4], [0; 4], "life {life}");
+        assert_eq!(server.value(b"f"), None, "life {life}");
+    }
+    assert_eq!(server.metrics.rpc_calls.replayed.get(), 0);
+}
+
 #[test]
 fn a_call_that_comes_again_is_answered_as_the_first_was() {
     let server = Server::new(sizes());
@@ -573,7 +595,7 @@ fn a_write_that_ends_before_it_is_known_which_it_is_leaves_nothing() {
     let record = marked(&write_call(1, file, 0, &data, Stable::FileSync));
     let mut lost = server.connect();
     lost.feed(&record[..record.len() - 4900], usize::MAX);
-    assert!(lost.session.is_busy() && lost.session.is_stalled(u64::MAX));
+    assert!(!lost.session.is_busy() && lost.session.is_stalled(u64::MAX));
     drop(lost);
     assert_eq!(server.value(b"f"), Some(b"before".to_vec()));
     let mut next = server.connect();
@@ -768,6 +790,40 @@ fn the_end_of_the_stream_waits_for_the_answers() {
     assert_eq!((peer.replies().len(), peer.session.ended()), (2, Some(End::ByPeer)));
 }
 
+/// Half a record made a shutdown wait for as long as it may.
+#[test]
+fn a_shutdown_waits_for_what_has_begun_and_for_no_half_record() {
+    let server = Server::new(sizes());
+    let file = create(&server, b"f");
+    let data = octets(1, 9000);
+    let getattr = marked(&getattr_call(1, file));
+    let write = marked(&write_call(2, file, 0, &data, Stable::Unstable));
+    // The data of a WRITE begins so far behind the front, and the WRITE when 256 octets of it are here.
+    let head = write.len() - data.len();
+    let long = marked(&[&getattr_call(3, file)[..], &vec![0; CALL_BYTES_MAX]].concat());
+    let table: [(&str, &[u8], bool); 7] = [
+        ("half a mark", &getattr[..2], false),
+        ("a mark", &getattr[..4], false),
+        ("half a call", &getattr[..getattr.len() - 1], false),
+        ("a WRITE that is not known yet", &write[..head + 255], false),
+        ("one that has begun", &write[..head + 256], true),
+        ("one that lacks an octet", &write[..write.len() - 1], true),
+        ("a call that is refused at its end", &long[..long.len() - 1], false),
+    ];
+    for (row, octets, is_busy) in table {
+        let mut peer = server.connect();
+        peer.feed(octets, usize::MAX);
+        assert_eq!((peer.session.is_busy(), peer.session.ended()), (is_busy, None), "{row}");
+        // Nor is what was answered before it lost.
+        let mut peer = server.connect();
+        peer.feed(&getattr, usize::MAX);
+        peer.feed(octets, usize::MAX);
+        assert!(peer.session.is_busy(), "{row}: an answer is there");
+        while peer.send(usize::MAX) > 0 {}
+        assert_eq!((peer.session.is_busy(), peer.replies().len()), (is_busy, 1), "{row}");
+    }
+}
+
 #[test]
 fn whose_turn_it_is() {
     let server = Server::new(sizes());
@@ -778,7 +834,7 @@ fn whose_turn_it_is() {
     assert!(!is_stalled(&peer) && peer.session.is_idle(), "nobody's");
     let record = marked(&read_call(1, file, 0, 1 << 20));
     peer.feed(&record[..3], usize::MAX);
-    assert!(is_stalled(&peer) && peer.session.is_busy(), "half a mark");
+    assert!(is_stalled(&peer) && !peer.session.is_busy(), "half a mark");
     peer.feed(&record[3..], usize::MAX);
     assert!(!is_stalled(&peer) && peer.session.is_busy(), "it is the disk's");
     while !peer.reads.is_empty() {

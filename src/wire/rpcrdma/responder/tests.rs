@@ -5,6 +5,7 @@ use crate::wire::onc_rpc::{Item, Part, PayloadWriter};
 use crate::wire::rpcrdma::duplicate::{Bounds, DuplicateCache};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 const XID: Xid = Xid(0x77);
 const LIMITS: Limits = Limits {
@@ -709,16 +710,16 @@ fn errors_are_answered_by_this_table() {
 #[test]
 fn a_call_whose_memory_failed_is_refused_when_it_comes_again() {
     let peer = std::net::IpAddr::from([192, 0, 2, 1]);
-    let mut cache = DuplicateCache::new(Bounds { entries_max: 10, bytes_max: 1000 });
+    let mut cache = DuplicateCache::new(Bounds { entries_max: 10, bytes_max: 1000, age_max: Duration::MAX });
     let mut first = responder();
     let call = taken(first.handle_received(&message(1, &[[0, 1, 44, 0, 0]], &[], None, &[])));
     assert_ne!(call.mark(), taken(responder().handle_received(&offering(&[], None))).mark());
-    cache.handle_rdma_failed(peer, call.mark());
+    cache.handle_rdma_failed(peer, call.mark(), Duration::ZERO);
     drop(first);
     let mut second = responder();
     // Its memory is elsewhere by now.
     let call = taken(second.handle_received(&message(1, &[[0, 9, 44, 0, 8]], &[], None, &[])));
-    assert!(cache.take_failure(peer, call.mark()));
+    assert!(cache.take_failure(peer, call.mark(), Duration::ZERO));
     assert_eq!(said(&second.refuse(call.xid, Fault::FailedBefore).octets), Said::ErrChunk);
     second.handle_sent(call.xid);
     assert_eq!(second.calls(), 0);
