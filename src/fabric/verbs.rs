@@ -17,6 +17,7 @@
 
 mod cm;
 mod device;
+mod end;
 mod queue_pair;
 mod regions;
 mod sys;
@@ -40,7 +41,7 @@ use super::{
 };
 use cm::{EventChannel, Happened, Identifier, Terms};
 use device::{CompletionChannel, Device, Devices};
-use queue_pair::{Closing, End, Phase};
+use end::{Closing, End, Phase};
 use timer::Timer;
 
 /// Tokens of a lane's descriptors; completion channels follow.
