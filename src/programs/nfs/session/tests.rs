@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::fabric::staging::Staging;
+use crate::programs::mount;
 use crate::programs::nfs::files::Settings;
 use crate::programs::nfs::files::tests::rig::{Disk, Seeded, for_each_seed, octets, write_one};
 use crate::programs::nfs::{
@@ -13,7 +14,7 @@ use crate::store::segment::Class;
 use crate::store::{Lookup, Sizes, Store};
 use crate::wire::codec::{Codec, Reader, Writer};
 use crate::wire::onc_rpc::record::{Mark, marked};
-use crate::wire::onc_rpc::{AuthSys, Denial, OpaqueAuth, Versions};
+use crate::wire::onc_rpc::{AcceptStatus, AuthSys, CallHeader, Denial, OpaqueAuth, Reply, ReplyHeader, Versions};
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
