@@ -1,4 +1,4 @@
-//! The queue pair of a connection on its device: how it is made, and the work requests that it is given.
+//! The queue pair of a connection on its device: how it is made, the work requests that it is given, and what their errors say.
 
 use std::ffi::CStr;
 use std::io;
