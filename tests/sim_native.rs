@@ -12,82 +12,39 @@
 //! runs that seed alone and, where it fails, prints what happened last; `BULKHEAD_SIM_TIMES=100` runs as many times more
 //! seeds than usual.
 
-#[path = "sim/client.rs"]
+#[path = "sim_native/client.rs"]
 mod client;
 #[path = "common/pattern.rs"]
 #[allow(dead_code, reason = "shared by several tests, of which this needs a part")]
 mod pattern;
-#[path = "sim/plan.rs"]
+#[path = "sim_native/plan.rs"]
 mod plan;
 mod rig;
-#[path = "sim/server.rs"]
+#[path = "sim_native/server.rs"]
 mod server;
-#[path = "sim/trace.rs"]
+mod sim;
+#[path = "sim_native/trace.rs"]
 mod trace;
-#[path = "sim/world.rs"]
-mod world;
 
 use bulkhead::client::Geometry;
 use bulkhead::fabric::faulty::Faults;
 use bulkhead::wire::native::poison::Poison;
 use client::Client;
-use plan::{Plan, Replay, replayed, seeds};
+use plan::{Ending, Fault, Native, Plan};
 use server::{Server, Store};
+use sim::{CLIENT, Client as _, Cut, Replay, SERVER, assert_replays, replayed, seeds};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
-use world::{CLIENT, Cut, Ending, SERVER, World};
 
-/// Connections that one run takes to get all its answers, at most.
-const CONNECTIONS_MAX: usize = 1000;
+type Run = sim::Run<Native>;
 
-/// A world with a client and a server in it.
-struct Run {
-    plan: Plan,
-    world: World,
-    client: Client,
-    server: Server,
-}
-
-impl Run {
-    fn new(plan: Plan, is_traced: bool) -> Self {
-        Self::with_server(plan, is_traced, false)
-    }
-
-    fn with_server(plan: Plan, is_traced: bool, is_reference: bool) -> Self {
-        let store = Rc::new(RefCell::new(Store::default()));
-        let client = Client::new(plan, Rc::clone(&store));
-        Self { plan, world: World::new(plan, is_traced), client, server: Server::new(plan, store, is_reference) }
-    }
-
-    fn connect(&mut self, cut: Option<Cut>) -> (Ending, u64) {
-        let ended = self.world.connect(&mut self.client, &mut self.server, cut);
-        let _replay = Replay(self.plan);
-        self.client.check_store();
-        self.client.forget();
-        ended
-    }
-
-    /// Connects until all was asked. Gives how the connections ended.
-    fn finish(&mut self) -> Vec<Ending> {
-        let mut endings = Vec::new();
-        while !self.client.is_done() {
-            assert!(endings.len() < CONNECTIONS_MAX, "too many connections");
-            let (ending, _) = self.connect(None);
-            let _replay = Replay(self.plan);
-            let is_expected = match &ending {
-                Ending::Whole => true,
-                Ending::Lost(_) => self.plan.faults.drop_per_mille > 0,
-                Ending::Refused => self.plan.faults.shortage_per_mille > 0,
-                Ending::FailedRead => self.plan.failing,
-                Ending::Cut | Ending::Poison(_) | Ending::Stalled => false,
-            };
-            assert!(is_expected, "{ending:?} after {} answers", self.client.answered);
-            endings.push(ending);
-        }
-        endings
-    }
+/// A run with a server of ours, or one with the faults of the reference.
+fn run(plan: Plan, is_traced: bool, is_reference: bool) -> Run {
+    let store = Rc::new(RefCell::new(Store::default()));
+    let client = Client::new(plan, Rc::clone(&store));
+    Run::new(plan, client, Server::new(plan, store, is_reference), is_traced)
 }
 
 #[test]
@@ -95,18 +52,18 @@ fn ten_thousand_exchanges_come_out_right_over_every_kind_of_link() {
     let (mut answered, mut slowest) = (0, Duration::ZERO);
     let mut endings: BTreeMap<&str, u64> = BTreeMap::new();
     for seed in seeds(1, 100) {
-        let mut run = Run::new(Plan::of(seed), false);
+        let mut run = run(Plan::of(seed), false, false);
         for ending in run.finish() {
             let name = match ending {
                 Ending::Whole => "whole",
                 Ending::Lost(_) => "lost",
                 Ending::Refused => "refused",
-                Ending::FailedRead => "failed read",
+                Ending::Fault(Fault::FailedRead) => "failed read",
                 ending => panic!("{ending:?}"),
             };
             *endings.entry(name).or_default() += 1;
         }
-        answered += run.client.answered;
+        answered += run.client.answered();
         slowest = slowest.max(run.world.slowest);
     }
     println!("{answered} exchanges, the slowest in {slowest:?}; {endings:?}");
@@ -119,18 +76,8 @@ fn ten_thousand_exchanges_come_out_right_over_every_kind_of_link() {
 #[test]
 fn a_seed_replays_what_happened_to_the_last_event() {
     for seed in seeds(1, 12) {
-        let lines = || {
-            let mut run = Run::new(Plan { exchanges: 60, ..Plan::of(seed) }, true);
-            run.finish();
-            run.world.take_lines()
-        };
-        let (first, second) = (lines(), lines());
-        let _replay = Replay(Plan::of(seed));
-        assert!(first.len() > 100, "{} lines", first.len());
-        for (at, (first, second)) in first.iter().zip(&second).enumerate() {
-            assert_eq!(first, second, "line {at}");
-        }
-        assert_eq!(first.len(), second.len());
+        let plan = Plan { exchanges: 60, ..Plan::of(seed) };
+        assert_replays(plan, || run(plan, true, false));
     }
 }
 
@@ -139,11 +86,11 @@ fn either_side_may_go_at_every_step() {
     for seed in seeds(500, 4) {
         let mut plan = Plan { exchanges: 8, ..Plan::of(seed).lasting() };
         plan.geometry.iter_mut().for_each(|side| side.window_bytes = side.window_bytes.min(8192));
-        let (ending, steps) = Run::new(plan, false).connect(None);
+        let (ending, steps) = run(plan, false, false).connect(None);
         assert_eq!(ending, Ending::Whole);
         for step in 0..steps {
             for side in [CLIENT, SERVER] {
-                let mut run = Run::new(plan, false);
+                let mut run = run(plan, false, false);
                 let (ending, _) = run.connect(Some(Cut { step, side }));
                 let _replay = Replay(plan);
                 assert_eq!(ending, Ending::Cut, "side {side} at step {step}");
@@ -162,7 +109,7 @@ fn connect_to_reference(seed: u64, cautious: Option<bool>, sets_only: bool) -> E
     let geometry = [Geometry { ring_bytes: 64 * 256, window_bytes: 4096, window_count: 2 }; 2];
     let faults = Faults { delay_per_mille: 100, hold_per_mille: 300, ..Faults::default() };
     let plan = Plan { geometry, faults, exchanges: 200, depth: 8, failing: false, sets_only, ..Plan::of(seed) };
-    let mut run = Run::with_server(plan, false, true);
+    let mut run = run(plan, false, true);
     run.client.cautious = cautious;
     run.connect(None).0
 }
@@ -182,6 +129,6 @@ fn a_client_that_is_not_cautious_hangs_or_is_closed_by_such_a_server() {
     assert!(mixed.contains(&Ending::Stalled), "a release behind an unread command was never seen: {mixed:?}");
     assert!(!mixed.contains(&Ending::Whole), "{mixed:?}");
     let sets: Vec<Ending> = (900..910).map(|seed| connect_to_reference(seed, Some(false), true)).collect();
-    let stray = Ending::Poison(Poison::StrayReady);
+    let stray = Ending::Fault(Fault::Poison(Poison::StrayReady));
     assert!(sets.contains(&stray), "a header behind a trailer was not read in time: {sets:?}");
 }

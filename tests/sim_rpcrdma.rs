@@ -20,58 +20,19 @@ mod plan;
 mod rig;
 #[path = "sim_rpc/server.rs"]
 mod server;
-#[path = "sim_rpc/world.rs"]
-mod world;
+mod sim;
 
 use client::{Client, Tally};
-use plan::{Plan, Replay, replayed, seeds};
+use plan::{Ending, Fault, Plan, RpcRdma};
 use server::Server;
+use sim::{CLIENT, Client as _, Cut, Replay, SERVER, assert_replays, replayed, seeds};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use world::{CLIENT, Cut, Ending, SERVER, World};
 
-/// Connections that one run takes to get all its answers, at most.
-const CONNECTIONS_MAX: usize = 2000;
+type Run = sim::Run<RpcRdma>;
 
-/// A world with a client and a server in it.
-struct Run {
-    plan: Plan,
-    world: World,
-    client: Client,
-    server: Server,
-}
-
-impl Run {
-    fn new(plan: Plan, is_traced: bool) -> Self {
-        Self { plan, world: World::new(plan, is_traced), client: Client::new(plan), server: Server::new(plan) }
-    }
-
-    fn connect(&mut self, cut: Option<Cut>) -> (Ending, u64) {
-        let ended = self.world.connect(&mut self.client, &mut self.server, cut);
-        let _replay = Replay(self.plan);
-        self.client.check(&self.server);
-        ended
-    }
-
-    /// Connects until all was asked. Gives how the connections ended.
-    fn finish(&mut self) -> Vec<Ending> {
-        let mut endings = Vec::new();
-        while !self.client.is_done() {
-            let _replay = Replay(self.plan);
-            assert!(endings.len() < CONNECTIONS_MAX, "too many connections");
-            let (ending, _) = self.connect(None);
-            let is_expected = match &ending {
-                Ending::Whole => true,
-                Ending::Lost(_) => self.plan.faults.drop_per_mille > 0,
-                Ending::Refused => self.plan.faults.shortage_per_mille > 0,
-                Ending::Revoked => self.plan.cancels,
-                Ending::Cut | Ending::Stalled => false,
-            };
-            assert!(is_expected, "{ending:?} after {} answers", self.client.tally.answered);
-            endings.push(ending);
-        }
-        endings
-    }
+fn run(plan: Plan, is_traced: bool) -> Run {
+    Run::new(plan, Client::new(plan), Server::new(plan), is_traced)
 }
 
 #[test]
@@ -79,13 +40,13 @@ fn ten_thousand_exchanges_come_out_right_over_every_kind_of_link() {
     let (mut sum, mut slowest, mut resent) = (Tally::default(), Duration::ZERO, 0);
     let mut endings: BTreeMap<&str, u64> = BTreeMap::new();
     for seed in seeds(1, 120) {
-        let mut run = Run::new(Plan::of(seed), false);
+        let mut run = run(Plan::of(seed), false);
         for ending in run.finish() {
             let name = match ending {
                 Ending::Whole => "whole",
                 Ending::Lost(_) => "lost",
                 Ending::Refused => "refused",
-                Ending::Revoked => "revoked",
+                Ending::Fault(Fault::Revoked) => "revoked",
                 ending => panic!("{ending:?}"),
             };
             *endings.entry(name).or_default() += 1;
@@ -114,18 +75,8 @@ fn ten_thousand_exchanges_come_out_right_over_every_kind_of_link() {
 #[test]
 fn a_seed_replays_what_happened_to_the_last_event() {
     for seed in seeds(1, 8) {
-        let lines = || {
-            let mut run = Run::new(Plan { exchanges: 40, ..Plan::of(seed) }, true);
-            run.finish();
-            run.world.take_lines()
-        };
-        let (first, second) = (lines(), lines());
-        let _replay = Replay(Plan::of(seed));
-        assert!(first.len() > 100, "{} lines", first.len());
-        for (at, (first, second)) in first.iter().zip(&second).enumerate() {
-            assert_eq!(first, second, "line {at}");
-        }
-        assert_eq!(first.len(), second.len());
+        let plan = Plan { exchanges: 40, ..Plan::of(seed) };
+        assert_replays(plan, || run(plan, true));
     }
 }
 
@@ -133,11 +84,11 @@ fn a_seed_replays_what_happened_to_the_last_event() {
 fn either_side_may_go_at_every_step_and_the_next_connection_ends_what_was_begun() {
     for seed in seeds(500, 4) {
         let plan = Plan { exchanges: 8, ..Plan::of(seed).lasting() };
-        let (ending, steps) = Run::new(plan, false).connect(None);
+        let (ending, steps) = run(plan, false).connect(None);
         assert_eq!(ending, Ending::Whole);
         for step in 0..steps {
             for side in [CLIENT, SERVER] {
-                let mut run = Run::new(plan, false);
+                let mut run = run(plan, false);
                 let (ending, _) = run.connect(Some(Cut { step, side }));
                 let _replay = Replay(plan);
                 assert_eq!(ending, Ending::Cut, "side {side} at step {step}");

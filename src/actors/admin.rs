@@ -380,6 +380,7 @@ async fn metrics(views: web::Data<Views>) -> HttpResponse {
 mod tests {
     use super::*;
     use crate::store::Sizes;
+    use crate::store::rig::with_pools;
     use std::collections::HashMap;
 
     fn page(encode: impl Fn(&mut Page<'_>) -> fmt::Result + Send + Sync + 'static) -> String {
@@ -432,18 +433,9 @@ mod tests {
     }
 
     fn store() -> Store {
-        let pool_bytes = vec![64 << 20];
-        let store = Store::new(Sizes {
-            memory_bytes: 16 << 20,
-            head_bytes: 64 << 10,
-            value_bytes_max: 1 << 30,
-            index_bytes_max: 1 << 20,
-            pinned_share: 0.5,
-            pool_bytes: pool_bytes.clone(),
-        });
-        let store = store.unwrap();
-        store.extents().add_file(0, pool_bytes[0]);
-        store
+        let (memory_bytes, pool_bytes) = (16 << 20, vec![64 << 20]);
+        let sizes = Sizes { memory_bytes, value_bytes_max: 1 << 30, pinned_share: 0.5, pool_bytes, ..Sizes::small() };
+        with_pools(Store::new, sizes)
     }
 
     fn views() -> Views {

@@ -6,7 +6,6 @@ use crate::fabric::{Access, FabricError, MemoryRegion, QueuePair, SharedSpan};
 use crate::wire::native::descriptor::{RemoteAddress, RingGeometry, WindowGeometry};
 use crate::wire::native::intake::{Arrival, Reading, RingReader};
 use crate::wire::native::poison::Poison;
-use crate::wire::native::ring::RingMemory;
 use crate::wire::native::window::RxLease;
 use std::sync::Arc;
 
@@ -48,30 +47,14 @@ impl ControlRegion {
 
     /// Its ring, for the poller.
     pub fn ring(&self, reader: RingReader) -> NativeRing {
-        NativeRing { reader, memory: ControlMemory(self.region.clone()), is_stopped: false }
-    }
-}
-
-struct ControlMemory(Arc<MemoryRegion>);
-
-impl RingMemory for ControlMemory {
-    fn load(&self, offset: usize) -> u64 {
-        self.0.span().load_u64_acquire(offset)
-    }
-
-    fn store(&self, offset: usize, word: u64) {
-        self.0.span().store_u64_release(offset, word);
-    }
-
-    fn watch(&self, offset: usize, word: u64) {
-        self.0.watch(offset, word);
+        NativeRing { reader, memory: self.region.clone(), is_stopped: false }
     }
 }
 
 /// A control ring of version 3.
 pub struct NativeRing {
     reader: RingReader,
-    memory: ControlMemory,
+    memory: Arc<MemoryRegion>,
     /// The connection was told so.
     is_stopped: bool,
 }
@@ -79,7 +62,7 @@ pub struct NativeRing {
 impl Ring for NativeRing {
     fn poll(&mut self, batch: &mut Batch, count_max: usize) -> Result<Reading, Poison> {
         let Self { reader, memory, is_stopped } = self;
-        let reading = reader.poll(memory, count_max, |arrival| {
+        let reading = reader.poll(&**memory, count_max, |arrival| {
             *is_stopped = false;
             match arrival {
                 Arrival::Inline(text) => batch.inline(text.as_bytes()),

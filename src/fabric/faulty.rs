@@ -11,10 +11,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-use super::queue::check;
+use super::queue::{check, lock};
 use super::registered::Domain;
 use super::{
     Access, Address, Attributes, Cause, Completion, ConnectRequest, Event, Fabric, FabricError, Lane, Listener,
@@ -347,10 +347,6 @@ impl QueuePair for FaultyQueuePair {
     fn disconnect(&self) {
         self.inner.disconnect();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -11,37 +11,34 @@
 
 mod end;
 mod outbound;
+mod queue_pair;
+mod sockets;
 
-use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::queue::{Places, ReceiveQueue, SendQueue, grant};
+use super::queue::{Counted, Places, ReceiveQueue, SendQueue, grant, lock};
 use super::registered::{Domain, Regions};
 use super::sys::{Bell, Epoll, READY_COUNT_MAX, Ready};
 use super::{
-    Access, Address, Attributes, Cause, ConnectRequest, Event, Fabric, FabricError, Lane, Listener, LocalBuf,
-    MemoryRegion, PRIVATE_DATA_BYTES_MAX, PostError, QpNum, QueuePair, Resources, SharedSpan, TURN_BYTES_MAX, Work,
-    WorkId,
+    Address, Attributes, Cause, ConnectRequest, Event, Fabric, FabricError, Lane, Listener, QpNum, QueuePair,
+    Resources, TURN_BYTES_MAX,
 };
-use crate::wire::iwarp::mpa::{FRAME_BYTES_MIN, Frame, FrameKind, PRIVATE_DATA_BYTES_MAX as MPA_DATA_MAX};
 use crate::wire::iwarp::startup::{self, Form};
-use end::{End, EndState, Link, Phase};
+use end::{End, EndState, Phase};
+use queue_pair::IwarpQueuePair;
+use sockets::{Closing, HalfOpen, Pending, refuse};
 
 /// The bell's token; queue pair numbers begin at 1.
 const BELL: u64 = 0;
 /// Peers of a lane that have not sent a whole Request. One more is turned away at once.
 const HALF_OPEN_COUNT_MAX: usize = 1024;
-/// Sockets of a lane that wait for a goodbye. One more is closed at once.
-const CLOSING_COUNT_MAX: usize = 1024;
-/// Octets that those sockets still have to send, of a lane. One that has more is closed at once.
-const CLOSING_BYTES_MAX: usize = 4 << 20;
 /// RAM that one queue pair may take besides its regions and buffers: what came in, what goes out (twice, for a buffer that
 /// grows), and a segment of a Read Response.
 pub const QUEUE_PAIR_BYTES_MAX: usize = end::INBOX_BYTES_MAX + 2 * TURN_BYTES_MAX + (64 << 10);
@@ -144,108 +141,6 @@ struct LaneState {
 impl LaneState {
     fn handshake_failed(&mut self, peer: SocketAddr, why: &'static str) {
         self.outbox.push_back(Event::HandshakeFailed { peer: Address::Socket(peer), why });
-    }
-}
-
-/// A peer that has connected and not sent all of its Request.
-struct HalfOpen {
-    stream: TcpStream,
-    peer: SocketAddr,
-    listener: SocketAddr,
-    inbox: Vec<u8>,
-    deadline: Instant,
-    counted: Counted,
-}
-
-/// One of the lane's half-open connections.
-struct Counted(Arc<AtomicUsize>);
-
-impl Counted {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(count))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A peer whose Request waits for an answer.
-struct Pending {
-    stream: TcpStream,
-    request: Frame,
-    _counted: Counted,
-}
-
-impl super::Pending for Pending {
-    fn reject(self: Box<Self>, private_data: &[u8]) {
-        refuse(&self.stream, &self.request, private_data);
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
-    }
-}
-
-/// Answers with a refusal. A socket that was never written to has room for it; if not, the peer sees the end alone.
-fn refuse(stream: &TcpStream, request: &Frame, private_data: &[u8]) {
-    let reply = startup::refusal(request, private_data.to_vec());
-    let _ = (&*stream).write(&reply.encode(FrameKind::Reply));
-    let _ = stream.shutdown(Shutdown::Write);
-}
-
-/// A socket after the end of its queue pair: sends what remains, says goodbye and waits for the peer's.
-struct Closing {
-    stream: TcpStream,
-    rest: Vec<u8>,
-    sent: usize,
-    deadline: Instant,
-}
-
-impl Closing {
-    fn begin(lane: &Arc<LaneShared>, stream: TcpStream, token: u64, rest: Vec<u8>, deadline: Instant) {
-        let mut closing = Self { stream, rest, sent: 0, deadline };
-        if closing.is_over() {
-            return;
-        }
-        let writes = closing.sent < closing.rest.len();
-        let mut state = lock(&lane.state);
-        let rest_bytes = state.closing.values().map(|closing| closing.rest.len()).sum::<usize>() + closing.rest.len();
-        if state.closing.len() < CLOSING_COUNT_MAX
-            && rest_bytes <= CLOSING_BYTES_MAX
-            && lane.epoll.change(closing.stream.as_fd(), token, true, writes).is_ok()
-        {
-            state.closing.insert(token, closing);
-        }
-    }
-
-    /// Goes on, for at most one turn's octets. `true` when nothing is left to wait for.
-    fn is_over(&mut self) -> bool {
-        while self.sent < self.rest.len() {
-            match (&self.stream).write(&self.rest[self.sent..]) {
-                Ok(len) => self.sent += len,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(_) => return true,
-            }
-        }
-        if self.sent == self.rest.len() {
-            // Repeating it does no harm.
-            let _ = self.stream.shutdown(Shutdown::Write);
-        }
-        let mut octets = [0; 16 << 10];
-        for _ in 0..TURN_BYTES_MAX / octets.len() {
-            match (&self.stream).read(&mut octets) {
-                Ok(0) => return true,
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return error.kind() != io::ErrorKind::WouldBlock,
-            }
-        }
-        false
     }
 }
 
@@ -387,37 +282,14 @@ impl IwarpLane {
         } else if state.half_open.contains_key(&ready.token) {
             self.read_request(&mut state, ready.token);
         } else if let Some(closing) = state.closing.get_mut(&ready.token) {
-            let wrote_all = closing.sent == closing.rest.len();
+            let had_sent_all = closing.has_sent_all();
             if closing.is_over() {
                 state.closing.remove(&ready.token);
-            } else if !wrote_all && closing.sent == closing.rest.len() {
+            } else if !had_sent_all && closing.has_sent_all() {
                 let _ = self.shared.epoll.change(closing.stream.as_fd(), ready.token, true, false);
             }
         }
         false
-    }
-}
-
-impl HalfOpen {
-    /// The Request, once all of it came; or one word for why it never will.
-    fn read(&mut self) -> Result<Option<Frame>, &'static str> {
-        // One octet more than any Request has shows those that say too much.
-        let mut octets = [0; FRAME_BYTES_MIN + MPA_DATA_MAX + 1];
-        loop {
-            match (&self.stream).read(&mut octets) {
-                Ok(0) => return Err("handshake_closed"),
-                Ok(len) => self.inbox.extend_from_slice(&octets[..len]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(_) => return Err("handshake_lost"),
-            }
-            match Frame::decode(FrameKind::Request, &self.inbox) {
-                Ok(None) => {}
-                Ok(Some((request, len))) if len == self.inbox.len() => return Ok(Some(request)),
-                Ok(Some(_)) => return Err("handshake_surplus"),
-                Err(_) => return Err("handshake_malformed"),
-            }
-        }
     }
 }
 
@@ -543,18 +415,6 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-fn connect(address: SocketAddr) -> io::Result<TcpStream> {
-    let socket = socket2::Socket::new(socket2::Domain::for_address(address), socket2::Type::STREAM, None)?;
-    socket.set_nonblocking(true)?;
-    socket.set_tcp_nodelay(true)?;
-    match socket.connect(&address.into()) {
-        Ok(()) => {}
-        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
-        Err(error) => return Err(error),
-    }
-    Ok(socket.into())
-}
-
 struct IwarpListener {
     address: SocketAddr,
     token: u64,
@@ -581,141 +441,6 @@ impl fmt::Debug for IwarpListener {
     }
 }
 
-struct IwarpQueuePair {
-    end: Arc<End>,
-}
-
-impl QueuePair for IwarpQueuePair {
-    fn number(&self) -> QpNum {
-        self.end.number
-    }
-
-    fn attributes(&self) -> Attributes {
-        lock(&self.end.state).attributes
-    }
-
-    fn allocate(&self, buf_bytes: usize, count: usize) -> Result<Vec<LocalBuf>, FabricError> {
-        let allocated = self.end.domain.allocate(buf_bytes, count);
-        allocated.map_err(|source| FabricError::System { what: "allocate registered buffers", source })
-    }
-
-    fn register(&self, span: SharedSpan, access: Access) -> Result<MemoryRegion, FabricError> {
-        if !span.is_aligned() {
-            return Err(FabricError::Unaligned);
-        }
-        Ok(self.end.regions.register(span, access))
-    }
-
-    fn establish(&self, private_data: &[u8]) -> Result<(), FabricError> {
-        if private_data.len() > PRIVATE_DATA_BYTES_MAX {
-            return Err(FabricError::PrivateDataTooLong { len: private_data.len() });
-        }
-        let mut state = lock(&self.end.state);
-        if state.failure.is_some() {
-            return Err(FabricError::State);
-        }
-        let token = self.end.number.0;
-        let epoll = &self.end.lane.epoll;
-        let mut lost = None;
-        match std::mem::replace(&mut state.phase, Phase::Connecting) {
-            Phase::Dialled(address) => {
-                state.question = private_data.to_vec();
-                match connect(address).and_then(|stream| {
-                    epoll.add(stream.as_fd(), token, true, true)?;
-                    Ok(stream)
-                }) {
-                    Ok(stream) => state.link = Some(Link::new(stream, (true, true))),
-                    Err(error) => lost = Some(error.to_string()),
-                }
-            }
-            Phase::Admitted(pending) => {
-                let Pending { stream, request, _counted } = *pending;
-                match epoll.add(stream.as_fd(), token, true, false) {
-                    Ok(()) => {
-                        state.link = Some(Link::new(stream, (true, false)));
-                        self.end.accept(&mut state, &request, private_data);
-                    }
-                    Err(error) => lost = Some(error.to_string()),
-                }
-            }
-            phase => {
-                state.phase = phase;
-                return Err(FabricError::State);
-            }
-        }
-        drop(state);
-        if let Some(error) = lost {
-            self.end.fail(Cause::Lost(error));
-        }
-        self.end.mark_ready();
-        Ok(())
-    }
-
-    fn post(&self, work: &mut Vec<Work>) -> Result<WorkId, PostError> {
-        let mut state = lock(&self.end.state);
-        match state.phase {
-            Phase::Ended => return Err(PostError::Ended),
-            _ if state.failure.is_some() => return Err(PostError::Ended),
-            Phase::Connected => {}
-            Phase::Dialled(_) | Phase::Admitted(_) | Phase::Connecting | Phase::Asking => {
-                return Err(PostError::NotConnected);
-            }
-        }
-        let id = state.queue.post(work)?;
-        drop(state);
-        self.end.mark_ready();
-        Ok(id)
-    }
-
-    fn post_receive(&self, buf: LocalBuf) -> Result<WorkId, (PostError, LocalBuf)> {
-        let mut state = lock(&self.end.state);
-        if state.failure.is_some() || matches!(state.phase, Phase::Ended) {
-            return Err((PostError::Ended, buf));
-        }
-        state.receives.post(buf)
-    }
-
-    fn kick(&self) {
-        self.end.kick();
-    }
-
-    fn rest(&self) {
-        if let Some(link) = &mut lock(&self.end.state).link {
-            link.rest();
-        }
-    }
-
-    fn disconnect(&self) {
-        self.end.fail(Cause::Local);
-    }
-}
-
-impl Drop for IwarpQueuePair {
-    fn drop(&mut self) {
-        // Not yet answered: the peer hears a rejection.
-        let mut state = lock(&self.end.state);
-        let unanswered = match state.phase {
-            Phase::Admitted(_) => Some(std::mem::replace(&mut state.phase, Phase::Connecting)),
-            _ => None,
-        };
-        drop(state);
-        if let Some(Phase::Admitted(pending)) = unanswered {
-            super::Pending::reject(pending, &[]);
-        }
-        self.disconnect();
-    }
-}
-
-impl fmt::Debug for IwarpQueuePair {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IwarpQueuePair").field("number", &self.end.number).finish()
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -734,7 +459,7 @@ mod tests {
             }),
         };
         let bound = bind(([127, 0, 0, 1], 0).into()).unwrap();
-        let ours = connect(bound.local_addr().unwrap()).unwrap();
+        let ours = queue_pair::connect(bound.local_addr().unwrap()).unwrap();
         assert!(ours.nodelay().unwrap());
         lane.accept(1, &bound, Instant::now());
         let state = lock(&lane.shared.state);

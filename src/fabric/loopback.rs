@@ -9,10 +9,10 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
-use super::queue::{Place, Places, ReceiveQueue, SendQueue, grant};
+use super::queue::{Place, Places, ReceiveQueue, SendQueue, grant, lock};
 use super::registered::{Domain, Regions, Right};
 use super::sys::Bell;
 use super::{
@@ -681,10 +681,6 @@ impl fmt::Debug for LoopbackQueuePair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LoopbackQueuePair").field("number", &self.end.number).finish()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

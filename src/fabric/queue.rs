@@ -1,6 +1,8 @@
-//! The in-flight tables of a queue pair, and places in a lane: bookkeeping that software fabrics share.
+//! The in-flight tables of a queue pair, and what a lane counts: bookkeeping that fabrics share.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::registered::{Domain, is_within};
 use super::{Attributes, Completion, FabricError, LocalBuf, PostError, RemoteKey, Status, Work, WorkId, WorkKind};
@@ -23,6 +25,27 @@ pub(super) fn grant(asked: Attributes) -> Result<Attributes, FabricError> {
         inline_bytes_max: asked.inline_bytes_max.min(INLINE_BYTES_MAX),
         ..asked
     })
+}
+
+/// Locks, whoever panicked with the lock before: that is reported where it happened.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One of the lane's half-open connections.
+pub(super) struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    pub(super) fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A place in a lane.

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use super::region::aligned::{AlignedBuf, AlignedPiece};
 use super::region::shared::SharedSpan;
 pub use crate::wire::native::descriptor::RemoteKey;
+use crate::wire::native::ring::RingMemory;
 
 /// What a peer is told about memory it may reach: `len` octets from `address` on, under `key`.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -253,6 +254,21 @@ impl MemoryRegion {
     /// this key any more.
     pub fn invalidate(&self) -> bool {
         self.revoker.upgrade().is_some_and(|revoker| revoker.revoke(self.remote.key))
+    }
+}
+
+/// A control ring of the native protocol, which the peer Writes into.
+impl RingMemory for MemoryRegion {
+    fn load(&self, offset: usize) -> u64 {
+        self.span.load_u64_acquire(offset)
+    }
+
+    fn store(&self, offset: usize, word: u64) {
+        self.span.store_u64_release(offset, word);
+    }
+
+    fn watch(&self, offset: usize, word: u64) {
+        Self::watch(self, offset, word);
     }
 }
 

@@ -17,6 +17,7 @@
 
 mod cm;
 mod device;
+mod end;
 mod queue_pair;
 mod regions;
 mod sys;
@@ -29,10 +30,10 @@ use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::queue::{Places, grant};
+use super::queue::{Counted, Places, grant, lock};
 use super::sys::{Bell, Epoll, READY_COUNT_MAX};
 use super::{
     Access, Address, Attributes, Cause, ConnectRequest, Event, Fabric, FabricError, Lane, Listener, LocalBuf,
@@ -40,7 +41,7 @@ use super::{
 };
 use cm::{EventChannel, Happened, Identifier, Terms};
 use device::{CompletionChannel, Device, Devices};
-use queue_pair::{Closing, End, Phase};
+use end::{Closing, End, Phase};
 use timer::Timer;
 
 /// Tokens of a lane's descriptors; completion channels follow.
@@ -151,22 +152,6 @@ struct Driver {
 
 /// Ends of all lanes by number: a device tells one process as a whole what went wrong with a queue pair.
 static ENDS: Mutex<Option<HashMap<u64, std::sync::Weak<End>>>> = Mutex::new(None);
-
-/// One of the lane's half-open connections.
-struct Counted(Arc<AtomicUsize>);
-
-impl Counted {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(count))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 /// A peer that waits for an answer.
 struct Pending {
@@ -615,8 +600,4 @@ impl fmt::Debug for VerbsQueuePair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VerbsQueuePair").field("number", &self.end.number).finish()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

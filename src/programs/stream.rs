@@ -11,7 +11,8 @@
 //! [`StreamSession::poll_action`] and [`StreamSession::gather`] give. Nothing in a session waits: what cannot go on says so and
 //! is gone on with by a `handle_*` call.
 
-use crate::fabric::region::Block;
+pub mod pieces;
+
 use crate::fabric::staging::StagingBuf;
 use crate::store::claims::Claim;
 use crate::store::draft::Want;
@@ -67,29 +68,6 @@ pub enum End {
     ByPeer,
     Protocol,
     FailedRead,
-}
-
-/// Where the octets of one piece are that is to be sent.
-#[derive(Debug)]
-pub enum Slot {
-    Ram(Arc<Block>),
-    Staged(StagingBuf),
-    /// Read once and failed: one more try.
-    Reading {
-        ticket: u64,
-        again: bool,
-    },
-    Wanted {
-        again: bool,
-    },
-    Failed,
-}
-
-impl Slot {
-    /// Its octets can be sent.
-    pub fn is_at_hand(&self) -> bool {
-        matches!(self, Self::Ram(_) | Self::Staged(_))
-    }
 }
 
 /// The machine of one connection.

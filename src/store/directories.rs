@@ -448,15 +448,7 @@ mod tests {
     use crate::store::Sizes;
 
     fn store() -> Store {
-        Store::with_files(Sizes {
-            memory_bytes: 4 << 20,
-            head_bytes: 64 << 10,
-            value_bytes_max: 1 << 20,
-            index_bytes_max: 4 << 20,
-            pinned_share: 0.25,
-            pool_bytes: vec![1 << 20],
-        })
-        .unwrap()
+        Store::with_files(Sizes { index_bytes_max: 4 << 20, ..Sizes::small() }).unwrap()
     }
 
     #[test]

@@ -144,6 +144,7 @@ impl Draft {
 #[cfg(test)]
 mod tests {
     use crate::store::claims::Revoker;
+    use crate::store::rig::with_pools;
     use crate::store::{Committed, Condition, Sizes, Store};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -151,17 +152,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn store() -> Store {
-        let sizes = Sizes {
-            memory_bytes: 8 * MIB,
-            head_bytes: 64 << 10,
-            value_bytes_max: 16 * MIB,
-            index_bytes_max: MIB,
-            pinned_share: 0.25,
-            pool_bytes: vec![16 * MIB],
-        };
-        let store = Store::new(sizes).unwrap();
-        store.extents().add_file(0, 16 * MIB);
-        store
+        with_pools(Store::new, Sizes::small())
     }
 
     fn counting() -> (Revoker, Arc<AtomicUsize>) {

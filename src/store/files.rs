@@ -290,15 +290,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn store() -> Store {
-        Store::with_files(Sizes {
-            memory_bytes: 4 * MIB,
-            head_bytes: 64 << 10,
-            value_bytes_max: MIB,
-            index_bytes_max: 4 * MIB,
-            pinned_share: 0.25,
-            pool_bytes: vec![MIB],
-        })
-        .unwrap()
+        let sizes = Sizes { memory_bytes: 4 * MIB, value_bytes_max: MIB, index_bytes_max: 4 * MIB, ..Sizes::small() };
+        Store::with_files(Sizes { pool_bytes: vec![MIB], ..sizes }).unwrap()
     }
 
     fn number_of(store: &Store, key: &[u8]) -> FileNumber {

@@ -241,22 +241,14 @@ impl Holds {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::rig::with_pools;
     use crate::store::{Committed, Condition, Lookup, Sizes};
 
     const MIB: u64 = 1 << 20;
 
     fn store() -> Store {
-        let sizes = Sizes {
-            memory_bytes: 8 * MIB,
-            head_bytes: 256 << 10,
-            value_bytes_max: 16 * MIB,
-            index_bytes_max: MIB,
-            pinned_share: 0.5,
-            pool_bytes: vec![32 * MIB],
-        };
-        let store = Store::new(sizes).unwrap();
-        store.extents().add_file(0, 32 * MIB);
-        store
+        let pool_bytes = vec![32 * MIB];
+        with_pools(Store::new, Sizes { head_bytes: 256 << 10, pinned_share: 0.5, pool_bytes, ..Sizes::small() })
     }
 
     /// Stores a value, which is on disk too then.

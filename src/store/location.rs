@@ -159,6 +159,7 @@ impl Store {
 mod tests {
     use super::*;
     use crate::store::Sizes;
+    use crate::store::rig::with_pools;
 
     #[test]
     fn the_estimate_is_a_constant_in_ram_and_a_read_behind_those_that_wait_on_disk() {
@@ -202,12 +203,11 @@ mod tests {
             memory_bytes: 4 << 20,
             head_bytes: 256 * KIB,
             value_bytes_max: 8 << 20,
-            index_bytes_max: 1 << 20,
             pinned_share: 0.5,
             pool_bytes: vec![8 << 20],
+            ..Sizes::small()
         };
-        let store = Store::new(sizes).unwrap();
-        store.extents().add_file(0, 8 << 20);
+        let store = with_pools(Store::new, sizes);
         store.put(b"key", &vec![7; 1 << 20], 0, 0).unwrap();
         let object = store.peek(b"key", 0).unwrap();
         let all = Location {

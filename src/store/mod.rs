@@ -23,6 +23,8 @@ pub mod object;
 mod pin;
 pub mod pool;
 mod relocate;
+#[cfg(test)]
+pub(crate) mod rig;
 pub mod segment;
 mod space;
 pub mod sparse;
@@ -541,16 +543,7 @@ mod tests {
     }
 
     fn store_with_head(head_bytes: u64) -> Store {
-        let (mib, share) = (1 << 20, 0.25);
-        Store::new(Sizes {
-            memory_bytes: 8 * mib,
-            head_bytes,
-            value_bytes_max: mib,
-            index_bytes_max: mib,
-            pinned_share: share,
-            pool_bytes: vec![16 * mib],
-        })
-        .unwrap()
+        Store::new(Sizes { head_bytes, value_bytes_max: 1 << 20, ..Sizes::small() }).unwrap()
     }
 
     #[test]

@@ -246,6 +246,7 @@ impl Candidate for Arc<Object> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::rig::with_pools;
     use crate::store::{Sizes, Store};
 
     const MIB: u64 = 1 << 20;
@@ -256,12 +257,10 @@ mod tests {
             memory_bytes: 64 * MIB,
             head_bytes: 192 << 10,
             value_bytes_max: 64 * MIB,
-            index_bytes_max: MIB,
-            pinned_share: 0.25,
             pool_bytes: vec![64 * MIB],
+            ..Sizes::small()
         };
-        let store = Store::new(sizes).unwrap();
-        store.extents().add_file(0, 64 * MIB);
+        let store = with_pools(Store::new, sizes);
         let len = 35 * MIB + 12_345;
         store.put(b"key", &vec![7; len as usize], 0, 0).unwrap();
         let object = store.peek(b"key", 0).unwrap();

@@ -1,4 +1,4 @@
-//! One thread, two lanes of a faulty loopback fabric, disks, and a clock that stands still between steps.
+//! One thread, two lanes of a faulty loopback fabric, and a clock that stands still between steps.
 //!
 //! ```text
 //!   awake   --- turn: progress, events, drive --->  news: another turn soon
@@ -9,88 +9,41 @@
 //!
 //! So a side that must act and that nothing wakes stands still, as it would on a machine.
 
-use super::client::Client;
-use super::plan::{Plan, Replay, replayed};
 use super::rig::Seeded;
-use super::server::Server;
-use super::trace::Names;
+use super::{CLIENT, Client, Ending, Narrator, Plan, Protocol, Replay, SERVER, Side, replayed};
 use bulkhead::fabric::faulty::Faulty;
 use bulkhead::fabric::loopback::Loopback;
 use bulkhead::fabric::traced::{Trace, Traced};
-use bulkhead::fabric::{Address, Attributes, Cause, Event, Fabric, Lane, Listener, Resources};
-use bulkhead::wire::native::endpoint::EndCause;
-use bulkhead::wire::native::poison::Poison;
-use bulkhead::wire::native::window::Ticket;
+use bulkhead::fabric::{Address, Fabric, Lane, Listener, Resources};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The client's and the server's place in every pair.
-pub const CLIENT: usize = 0;
-pub const SERVER: usize = 1;
-
-/// An exchange that takes longer stands still.
-const PATIENCE: Duration = Duration::from_millis(200);
 /// Steps from the end of a connection to the rest of both sides, at most.
 const REST_STEPS_MAX: u64 = 20_000;
 /// Lines of the trace that a failure prints.
 const TAIL_LINES: usize = 100;
 
-/// How a connection ended.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Ending {
-    /// All was answered, and the client went.
-    Whole,
-    /// A side was told to go.
-    Cut,
-    /// The fabric let go.
-    Lost(Cause),
-    /// Memory was too short to connect.
-    Refused,
-    FailedRead,
-    Poison(Poison),
-    Stalled,
-}
-
-impl From<EndCause> for Ending {
-    fn from(cause: EndCause) -> Self {
-        match cause {
-            EndCause::FailedRead => Self::FailedRead,
-            EndCause::Poison(poison) => Self::Poison(poison),
-            EndCause::Stalled => Self::Stalled,
-            cause => panic!("{cause}"),
-        }
-    }
-}
-
-impl From<Poison> for Ending {
-    fn from(poison: Poison) -> Self {
-        Self::Poison(poison)
-    }
-}
-
 /// What will happen at a time.
-#[derive(Debug)]
-pub enum Due {
+enum Due<D> {
     /// A side that is awake looks again.
     Turn(usize),
-    /// A disk or a copy ends; `None`: it has failed.
-    Filled { side: usize, ticket: Ticket, slot: u32, octets: Option<Vec<u8>> },
+    Of(usize, D),
 }
 
 /// Time, and all that is random in it.
-pub struct Clock {
+pub struct Clock<D> {
     pub now: Instant,
     base: Instant,
-    due: BTreeMap<(Instant, u64), Due>,
+    due: BTreeMap<(Instant, u64), Due<D>>,
     count: u64,
     pub dice: Seeded,
     lines: Option<Vec<String>>,
 }
 
-impl Clock {
+impl<D> Clock<D> {
     fn new(seed: u64, is_traced: bool) -> Self {
         // Only differences to it are ever looked at.
         let base = Instant::now();
@@ -98,8 +51,12 @@ impl Clock {
         Self { now: base, base, due: BTreeMap::new(), count: 0, dice: Seeded::new(seed), lines }
     }
 
-    /// `due` happens after `delay`; in their order if at the same time.
-    pub fn after(&mut self, delay: Duration, due: Due) {
+    /// `due` happens to a side after `delay`; in their order if at the same time.
+    pub fn after(&mut self, delay: Duration, side: usize, due: D) {
+        self.add(delay, Due::Of(side, due));
+    }
+
+    fn add(&mut self, delay: Duration, due: Due<D>) {
         self.count += 1;
         self.due.insert((self.now + delay, self.count), due);
     }
@@ -108,30 +65,17 @@ impl Clock {
         Duration::from_nanos(self.dice.below(20_000) + 1)
     }
 
+    /// Since the world began.
+    pub fn elapsed(&self) -> Duration {
+        self.now - self.base
+    }
+
     pub fn note(&mut self, line: impl FnOnce() -> String) {
-        let time = self.now - self.base;
+        let time = self.elapsed();
         if let Some(lines) = &mut self.lines {
             lines.push(format!("{time:>12?} {}", line()));
         }
     }
-}
-
-/// One side of a connection.
-pub trait Side {
-    fn handle_event(&mut self, event: Event, lane: &dyn Lane, clock: &mut Clock) -> Result<(), Ending>;
-    fn handle_filled(&mut self, ticket: Ticket, slot: u32, octets: Option<Vec<u8>>);
-    /// Does all that can be done now.
-    fn drive(&mut self, clock: &mut Clock) -> Result<(), Ending>;
-    fn wakes_at(&self) -> Option<Instant>;
-    /// `false` if there is nothing to end.
-    fn disconnect(&mut self) -> bool;
-    /// Its last event has come, or it has no queue pair; and disks have nothing of it.
-    fn is_over(&self) -> bool;
-    /// Drops the connection, which is over.
-    ///
-    /// # Panics
-    /// If a slot, a window or a buffer is missing.
-    fn release(&mut self);
 }
 
 /// Who goes, before which step.
@@ -141,30 +85,33 @@ pub struct Cut {
     pub side: usize,
 }
 
-pub struct World {
-    plan: Plan,
-    pub clock: Clock,
+pub struct World<P: Protocol> {
+    plan: P::Plan,
+    clock: Clock<P::Due>,
     lanes: [Arc<dyn Lane>; 2],
     bells: [File; 2],
     is_asleep: [bool; 2],
     listener: Box<dyn Listener>,
-    trace: Option<(Trace, Names)>,
+    trace: Option<(Trace, Narrator)>,
     /// Longest time without an answer.
     pub slowest: Duration,
 }
 
-impl World {
-    pub fn new(plan: Plan, is_traced: bool) -> Self {
+impl<P: Protocol> World<P> {
+    pub fn new(plan: P::Plan, is_traced: bool) -> Self {
         let is_traced = is_traced || replayed().is_some();
-        let faulty: Arc<dyn Fabric> = Arc::new(Faulty::new(Arc::new(Loopback::new()), plan.seed, plan.faults));
-        let traced = is_traced.then(|| Traced::new(Arc::clone(&faulty)));
-        let trace = traced.as_ref().map(|traced| (traced.trace(), Names::default()));
-        let fabric: Arc<dyn Fabric> = traced.map_or(faulty, |traced| Arc::new(traced));
+        let mut fabric: Arc<dyn Fabric> = Arc::new(Faulty::new(Arc::new(Loopback::new()), plan.seed(), plan.faults()));
+        let trace = is_traced.then(P::narrator).flatten().map(|narrator| {
+            let traced = Traced::new(Arc::clone(&fabric));
+            let trace = traced.trace();
+            fabric = Arc::new(traced);
+            (trace, narrator)
+        });
         let lanes = [fabric.lane().unwrap(), fabric.lane().unwrap()];
         // An eventfd: what the lane would be woken by.
         let bells = lanes.each_ref().map(|lane| File::from(lane.descriptor().try_clone_to_owned().unwrap()));
         let listener = lanes[SERVER].listen(&Address::Name("simulated".into())).unwrap();
-        let clock = Clock::new(plan.seed, is_traced);
+        let clock = Clock::new(plan.seed(), is_traced);
         let is_asleep = [false; 2];
         let mut world = Self { plan, clock, lanes, bells, is_asleep, listener, trace, slowest: Duration::ZERO };
         world.turn_soon(CLIENT);
@@ -181,13 +128,16 @@ impl World {
     ///
     /// # Panics
     /// If anything of it is left.
-    pub fn connect(&mut self, client: &mut Client, server: &mut Server, cut: Option<Cut>) -> (Ending, u64) {
+    pub fn connect(
+        &mut self,
+        client: &mut P::Client,
+        server: &mut P::Server,
+        cut: Option<Cut>,
+    ) -> (Ending<P::Fault>, u64) {
         let _replay = Replay(self.plan);
-        let attributes = bulkhead::client::native::port::attributes(Duration::from_secs(5));
-        let attributes = Attributes { send_depth: self.plan.send_depth, ..attributes };
-        let mut ending = client.dial(&*self.lanes[CLIENT], &self.listener.address(), attributes).err();
+        let mut ending = client.dial(&*self.lanes[CLIENT], &self.listener.address()).err();
         let (mut steps, mut rest_steps) = (0, 0);
-        let mut last = (client.answered, self.clock.now);
+        let mut last = (client.answered(), self.clock.now);
         loop {
             let mut ends = None;
             if ending.is_some() {
@@ -197,6 +147,7 @@ impl World {
                 rest_steps += 1;
                 assert!(rest_steps < REST_STEPS_MAX, "no rest after {ending:?}");
             } else if client.is_done() {
+                client.check_done(&*self.lanes[CLIENT]);
                 ends = Some((CLIENT, Ending::Whole));
             } else if let Some(cut) = cut.filter(|cut| cut.step == steps) {
                 ends = Some((cut.side, Ending::Cut));
@@ -211,20 +162,20 @@ impl World {
                 };
                 self.note_fabric();
             }
-            if client.answered != last.0 {
-                last = (client.answered, self.clock.now);
+            if client.answered() != last.0 {
+                last = (client.answered(), self.clock.now);
             }
             if ending.is_none() {
                 let waited = self.clock.now - last.1;
                 self.slowest = self.slowest.max(waited);
-                if waited > PATIENCE {
+                if waited > P::PATIENCE {
                     ends = ends.or(Some((CLIENT, Ending::Stalled)));
                 }
             }
             let Some((side, why)) = ends else { continue };
             assert!(ending.is_none() || why != Ending::Stalled, "nothing moves after {ending:?}");
             self.clock.note(|| format!("{side} ends: {why:?}"));
-            let sides: [&mut dyn Side; 2] = [client, server];
+            let sides: [&mut dyn Side<P>; 2] = [client, server];
             if !sides[side].disconnect() && ending.is_none() {
                 sides[1 - side].disconnect();
             }
@@ -239,7 +190,7 @@ impl World {
         (ending.expect("it has ended"), steps)
     }
 
-    fn is_at_rest(&self, client: &Client, server: &Server) -> bool {
+    fn is_at_rest(&self, client: &P::Client, server: &P::Server) -> bool {
         let is_empty = |lane: &Arc<dyn Lane>| lane.resources().queue_pairs + lane.resources().half_open == 0;
         client.is_over() && server.is_over() && self.lanes.iter().all(is_empty)
     }
@@ -258,12 +209,12 @@ impl World {
     fn turn_soon(&mut self, side: usize) {
         let factor = if self.clock.dice.one_in(50) { 50 } else { 1 };
         let delay = self.clock.delay() * factor;
-        self.clock.after(delay, Due::Turn(side));
+        self.clock.add(delay, Due::Turn(side));
     }
 
     /// What comes next; `false` if nothing ever will. An error says whose it is.
-    fn step(&mut self, client: &mut Client, server: &mut Server) -> Result<bool, (usize, Ending)> {
-        let sides: [&mut dyn Side; 2] = [client, server];
+    fn step(&mut self, client: &mut P::Client, server: &mut P::Server) -> Result<bool, (usize, Ending<P::Fault>)> {
+        let sides: [&mut dyn Side<P>; 2] = [client, server];
         let sleeper = [CLIENT, SERVER].into_iter().filter(|side| self.is_asleep[*side]).filter_map(|side| {
             let wakes_at = [sides[side].wakes_at(), self.lanes[side].deadline()].into_iter().flatten().min();
             wakes_at.map(|time| (time, side))
@@ -282,9 +233,8 @@ impl World {
         self.clock.now = time;
         match due {
             Due::Turn(side) => self.turn(side, sides[side]).map_err(|ending| (side, ending))?,
-            Due::Filled { side, ticket, slot, octets } => {
-                self.clock.note(|| format!("{side} slot {slot} for {ticket:?}: {}", octets.is_some()));
-                sides[side].handle_filled(ticket, slot, octets);
+            Due::Of(side, due) => {
+                sides[side].handle_due(due, &mut self.clock);
                 sides[side].drive(&mut self.clock).map_err(|ending| (side, ending))?;
             }
         }
@@ -292,7 +242,7 @@ impl World {
     }
 
     /// Drives a side as its poller would.
-    fn turn(&mut self, side: usize, who: &mut dyn Side) -> Result<(), Ending> {
+    fn turn(&mut self, side: usize, who: &mut dyn Side<P>) -> Result<(), Ending<P::Fault>> {
         let lane = Arc::clone(&self.lanes[side]);
         let events_max = *self.clock.dice.pick(&[1, 4, 32]);
         for is_armed in [false, true] {
@@ -319,16 +269,16 @@ impl World {
     }
 
     fn note_fabric(&mut self) {
-        if let Some((trace, names)) = &mut self.trace {
+        if let Some((trace, narrator)) = &mut self.trace {
             for entry in trace.take() {
-                let line = names.line(entry);
+                let line = narrator(entry);
                 self.clock.note(|| line);
             }
         }
     }
 }
 
-impl Drop for World {
+impl<P: Protocol> Drop for World<P> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let lines = self.take_lines();

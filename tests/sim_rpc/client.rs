@@ -1,9 +1,9 @@
 //! A client that asks at random, and knows what the answers must be.
 
-use super::plan::Plan;
+use super::plan::{Clock, Due, Ending, Fault, Plan, RpcRdma};
 use super::rig::{self, Seeded};
 use super::server::{PROGRAM, Server, TRAILER, argument, result};
-use super::world::{CLIENT, Clock, Due, Ending, Side};
+use super::sim::{self, CLIENT, Side};
 use bulkhead::client::rpc::port::{Answer, Argument, Finished, Lent, Port, attributes};
 use bulkhead::fabric::{Address, Attributes, Cause, Event, Lane, SharedSpan};
 use bulkhead::wire::codec::Reader;
@@ -94,20 +94,6 @@ impl Client {
         }
     }
 
-    /// All was asked and answered.
-    pub fn is_done(&self) -> bool {
-        self.left == 0 && self.asked.is_empty() && self.late == 0
-    }
-
-    pub fn dial(&mut self, lane: &dyn Lane, to: &Address) -> Result<(), Ending> {
-        self.generation += 1;
-        (self.late, self.has_revoked) = (0, false);
-        let wanted = attributes(self.port.requester(), Duration::from_secs(5));
-        // The server's Reads come in at most so many at a time.
-        let qp = lane.dial(to, Attributes { read_depth: 4, ..wanted }).map_err(|_| Ending::Refused)?;
-        self.port.attach(qp).map_err(|_| Ending::Refused)
-    }
-
     /// After a connection: each call was carried out once at most, and those that were answered once; and nobody has
     /// written to memory that was given back.
     pub fn check(&self, server: &Server) {
@@ -189,7 +175,7 @@ impl Client {
         if self.plan.cancels && clock.dice.one_in(6) {
             let (delay, factor) = (clock.delay(), clock.dice.below(20) as u32);
             let when = if clock.dice.one_in(4) { Cancel::Now } else { Cancel::Answered };
-            clock.after(delay * factor, Due::Cancel { xid, when });
+            clock.after(delay * factor, CLIENT, Due::Cancel { xid, when });
         }
         true
     }
@@ -251,8 +237,31 @@ impl Client {
     }
 }
 
-impl Side for Client {
-    fn handle_event(&mut self, event: Event, _: &dyn Lane, _: &mut Clock) -> Result<(), Ending> {
+impl sim::Client<RpcRdma> for Client {
+    fn dial(&mut self, lane: &dyn Lane, to: &Address) -> Result<(), Ending> {
+        self.generation += 1;
+        (self.late, self.has_revoked) = (0, false);
+        let wanted = attributes(self.port.requester(), Duration::from_secs(5));
+        // The server's Reads come in at most so many at a time.
+        let qp = lane.dial(to, Attributes { read_depth: 4, ..wanted }).map_err(|_| Ending::Refused)?;
+        self.port.attach(qp).map_err(|_| Ending::Refused)
+    }
+
+    fn is_done(&self) -> bool {
+        self.left == 0 && self.asked.is_empty() && self.late == 0
+    }
+
+    fn answered(&self) -> u64 {
+        self.tally.answered
+    }
+
+    fn check_done(&self, lane: &dyn Lane) {
+        assert_eq!(lane.resources().regions, 0, "a region outlives its call");
+    }
+}
+
+impl Side<RpcRdma> for Client {
+    fn handle_event(&mut self, event: Event, _: &dyn Lane, clock: &mut Clock) -> Result<(), Ending> {
         if event.qp() != self.port.number() {
             return Ok(());
         }
@@ -262,7 +271,9 @@ impl Side for Client {
                 assert!(self.port.has_all_buffers(), "a buffer was lost");
                 match cause {
                     Cause::Local | Cause::Peer | Cause::Lost(_) => Some(Ending::Lost(cause.clone())),
-                    Cause::PeerFault(_) | Cause::RefusedByPeer(_) if self.has_revoked => Some(Ending::Revoked),
+                    Cause::PeerFault(_) | Cause::RefusedByPeer(_) if self.has_revoked => {
+                        Some(Ending::Fault(Fault::Revoked))
+                    }
                     cause => panic!("{cause}"),
                 }
             }
@@ -271,10 +282,12 @@ impl Side for Client {
         self.port.handle_event(event);
         let credits = self.port.requester().credits();
         assert!(credits.window() <= self.plan.credits[CLIENT]);
-        ending.map_or(Ok(()), |ending| {
-            self.late = 0;
-            Err(if self.has_revoked && matches!(ending, Ending::Lost(_)) { Ending::Revoked } else { ending })
-        })
+        let Some(ending) = ending else { return Ok(()) };
+        self.late = 0;
+        // What the end of the connection means to calls, they are told now: there may be no turn after it.
+        self.drive(clock)?;
+        let is_revoked = self.has_revoked && matches!(ending, Ending::Lost(_));
+        Err(if is_revoked { Ending::Fault(Fault::Revoked) } else { ending })
     }
 
     fn handle_due(&mut self, due: Due, clock: &mut Clock) {
@@ -300,7 +313,7 @@ impl Side for Client {
         }
     }
 
-    fn drive(&mut self, clock: &mut Clock) {
+    fn drive(&mut self, clock: &mut Clock) -> Result<(), Ending> {
         loop {
             let mut moved = false;
             while let Some(output) = self.port.poll_output(clock.now) {
@@ -308,7 +321,7 @@ impl Side for Client {
                 if matches!(output, Output::Invalidate { .. }) && self.plan.late && clock.dice.one_in(2) {
                     let (delay, generation) = (clock.delay() * 10, self.generation);
                     self.late += 1;
-                    clock.after(delay, Due::Obey { generation, output });
+                    clock.after(delay, CLIENT, Due::Obey { generation, output });
                     continue;
                 }
                 moved |= self.port.obey(output, clock.now);
@@ -322,7 +335,7 @@ impl Side for Client {
                 moved = true;
             }
             if !moved {
-                return;
+                return Ok(());
             }
         }
     }

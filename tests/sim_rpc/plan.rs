@@ -1,9 +1,58 @@
-//! What a run is made of, and how it is replayed.
+//! What is simulated, and what a run of it is made of.
 
+use super::client::Client;
 use super::rig::Seeded;
+use super::server::Server;
+use super::sim::{self, Protocol};
 use bulkhead::fabric::faulty::Faults;
+use bulkhead::wire::onc_rpc::Xid;
 use bulkhead::wire::rpcrdma::private_data::PrivateData;
+use bulkhead::wire::rpcrdma::requester::{Cancel, Output};
 use std::num::NonZeroU32;
+use std::time::Duration;
+
+/// RPC-over-RDMA, version 1.
+pub struct RpcRdma;
+
+pub type Ending = sim::Ending<Fault>;
+pub type Clock = sim::Clock<Due>;
+
+#[derive(Debug)]
+pub enum Due {
+    /// The client does what it has put off, of this connection.
+    Obey { generation: u64, output: Output },
+    /// The client gives a call up.
+    Cancel { xid: Xid, when: Cancel },
+    /// The server has carried a call out, of this connection.
+    Executed { generation: u64, xid: Xid },
+}
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Fault {
+    /// A call was given up whose memory the server was still at.
+    Revoked,
+}
+
+impl Protocol for RpcRdma {
+    type Plan = Plan;
+    type Client = Client;
+    type Server = Server;
+    type Due = Due;
+    type Fault = Fault;
+
+    const PATIENCE: Duration = Duration::from_millis(500);
+    const CONNECTIONS_MAX: usize = 2000;
+
+    fn is_expected(plan: &Plan, fault: &Fault) -> bool {
+        match fault {
+            Fault::Revoked => plan.cancels,
+        }
+    }
+
+    fn check(client: &mut Client, server: &Server) {
+        client.check(server);
+    }
+}
 
 /// All that a seed decides before the first step.
 #[derive(Clone, Copy, Debug)]
@@ -61,24 +110,12 @@ impl Plan {
     }
 }
 
-/// Says which seed it was when an assertion fails.
-pub struct Replay(pub Plan);
-
-impl Drop for Replay {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("replay with BULKHEAD_SIM_SEED={}: {:?}", self.0.seed, self.0);
-        }
+impl sim::Plan for Plan {
+    fn seed(&self) -> u64 {
+        self.seed
     }
-}
 
-/// The seed that is to be replayed alone.
-pub fn replayed() -> Option<u64> {
-    std::env::var("BULKHEAD_SIM_SEED").ok().map(|seed| seed.parse().expect("BULKHEAD_SIM_SEED is a number"))
-}
-
-/// `count` seeds from `from` on, or the one of the environment.
-pub fn seeds(from: u64, count: u64) -> Vec<u64> {
-    let times = std::env::var("BULKHEAD_SIM_TIMES").map_or(1, |times| times.parse().expect("a number"));
-    replayed().map_or_else(|| (from..from + count * times).collect(), |seed| vec![seed])
+    fn faults(&self) -> Faults {
+        self.faults
+    }
 }

@@ -1,8 +1,8 @@
 //! A server around a responder: pulls what a call names, carries it out once, and answers when it likes.
 
 use super::client::octets;
-use super::plan::Plan;
-use super::world::{Clock, Due, Ending, SERVER, Side};
+use super::plan::{Clock, Due, Ending, Plan, RpcRdma};
+use super::sim::{SERVER, Side};
 use bulkhead::fabric::{
     Attributes, Completion, Event, Flags, Lane, LocalBuf, PostError, QueuePair, Source, Status, Work, WorkKind,
 };
@@ -218,7 +218,7 @@ impl Server {
                     let delay = clock.delay() * factor;
                     let generation = self.generation;
                     job.request = Some(request);
-                    clock.after(delay, Due::Executed { generation, xid: Xid(xid) });
+                    clock.after(delay, SERVER, Due::Executed { generation, xid: Xid(xid) });
                 }
                 Admission::Running => panic!("what a connection has begun ends with it here"),
                 Admission::Replay(_) => {
@@ -410,7 +410,7 @@ fn reply(xid: Xid, request: &Request) -> Payload {
     message.finish()
 }
 
-impl Side for Server {
+impl Side<RpcRdma> for Server {
     fn handle_event(&mut self, event: Event, lane: &dyn Lane, clock: &mut Clock) -> Result<(), Ending> {
         if let Event::ConnectRequest(_) = event {
             self.admit(event, lane);
@@ -456,10 +456,11 @@ impl Side for Server {
         connection.answers.push_back((xid, request));
     }
 
-    fn drive(&mut self, clock: &mut Clock) {
+    fn drive(&mut self, clock: &mut Clock) -> Result<(), Ending> {
         if let Some(connection) = &mut self.connection {
             connection.post(clock.now);
         }
+        Ok(())
     }
 
     fn wakes_at(&self) -> Option<Instant> {

@@ -200,10 +200,11 @@ impl Patient {
 
     fn allow(&self) -> Vec<Finding> {
         let Config { listen, native, rpc, nfs, .. } = &self.config;
-        let on_nfs = listen.nfs_tcp.iter().filter(|door| Gate::is_open(&Address::Socket(**door), &nfs.allow)).map(|door| {
-            let text = format!("nfs+tcp://{door}: everybody who reaches this address may mount, read and write");
-            Finding::note("allow", text, "--nfs-allow CIDR, or nfs.allow in the configuration".to_owned())
-        });
+        let on_nfs =
+            listen.nfs_tcp.iter().filter(|door| Gate::is_open(&Address::Socket(**door), &nfs.allow)).map(|door| {
+                let text = format!("nfs+tcp://{door}: everybody who reaches this address may mount, read and write");
+                Finding::note("allow", text, "--nfs-allow CIDR, or nfs.allow in the configuration".to_owned())
+            });
         open_doors(&listen.native, &native.allow).chain(open_doors(&listen.rpc, &rpc.allow)).chain(on_nfs).collect()
     }
 

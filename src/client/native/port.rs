@@ -18,7 +18,7 @@ use crate::fabric::{
 use crate::wire::native::descriptor::{Descriptor, GeometryError, Nonce, RemoteAddress, RingGeometry, WindowGeometry};
 use crate::wire::native::egress::{Post, WorkId};
 use crate::wire::native::endpoint::{EndCause, Endpoint, Settings};
-use crate::wire::native::ring::{COMMIT_BYTES, RECORD_BYTES_MAX, RingMemory};
+use crate::wire::native::ring::{COMMIT_BYTES, RECORD_BYTES_MAX};
 use crate::wire::native::stream::PIPELINE_BYTES_MAX;
 use crate::wire::native::window::{RxLease, Ticket};
 
@@ -61,24 +61,6 @@ impl Geometry {
 /// What a queue pair for this protocol must be able to do: no Receives, and one Read at a time.
 pub fn attributes(handshake_timeout: Duration) -> Attributes {
     Attributes { receive_depth: 1, read_depth: 1, handshake_timeout, ..Attributes::default() }
-}
-
-/// The own control region.
-#[derive(Debug)]
-struct Ring(MemoryRegion);
-
-impl RingMemory for Ring {
-    fn load(&self, offset: usize) -> u64 {
-        self.0.span().load_u64_acquire(offset)
-    }
-
-    fn store(&self, offset: usize, word: u64) {
-        self.0.span().store_u64_release(offset, word);
-    }
-
-    fn watch(&self, offset: usize, word: u64) {
-        self.0.watch(offset, word);
-    }
 }
 
 /// A queue pair with its memory, before the peer is known.
@@ -161,7 +143,7 @@ impl Prepared {
         Port {
             endpoint: Endpoint::new(settings, machine),
             qp: self.qp,
-            ring: Ring(self.ring),
+            ring: self.ring,
             windows: self.windows,
             slots: self.slots.into_iter().map(Some).collect(),
             readback: self.readback.into_iter().next(),
@@ -181,7 +163,7 @@ pub struct Port<V, M> {
     /// What decides. Its `poll_ring`, `poll_post` and completions go through the methods here.
     pub endpoint: Endpoint<V, M>,
     qp: Box<dyn QueuePair>,
-    ring: Ring,
+    ring: MemoryRegion,
     windows: MemoryRegion,
     /// By index; `None` while the fabric has it.
     slots: Vec<Option<LocalBuf>>,

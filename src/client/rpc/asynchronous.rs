@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::keys::yes_or_no;
 use super::link::{Link, RpcOptions, random};
-use super::objects::{PutOptions, PutPlan, deadline_us, put_version, refused, ttl_s, yes_or_no};
+use super::objects::{PutOptions, PutPlan, deadline_us, put_version, refused, ttl_s};
 use super::operation::{self, GetRange, GotRange, OfKeys, Operation};
 use super::port::{Finished, Lent};
 use super::raw::RawCall;

@@ -29,6 +29,7 @@
 //! that a server which remembers does not carry them out twice.
 
 mod asynchronous;
+mod keys;
 mod link;
 mod objects;
 mod operation;
@@ -36,8 +37,9 @@ pub mod port;
 mod raw;
 
 pub use asynchronous::{AsyncCall, AsyncRpcClient};
+pub use keys::KeyIter;
 pub use link::RpcOptions;
-pub use objects::{KeyIter, PutCall, PutOptions, RangesCall};
+pub use objects::{PutCall, PutOptions, RangesCall};
 pub use operation::{GetRange, GotRange};
 pub use port::{Answer, Argument};
 pub use raw::RawCall;

@@ -258,14 +258,6 @@ mod tests {
 
     #[test]
     fn a_store_without_a_namespace_lists_nothing_and_says_so() {
-        let sizes = Sizes {
-            memory_bytes: 1 << 20,
-            head_bytes: 64 << 10,
-            value_bytes_max: 1 << 20,
-            index_bytes_max: 1 << 20,
-            pinned_share: 0.25,
-            pool_bytes: vec![],
-        };
-        assert_eq!(page(&Store::new(sizes).unwrap(), b"", b"", 1, 1000).status, Status::Unsupported);
+        assert_eq!(page(&Store::new(Sizes::small()).unwrap(), b"", b"", 1, 1000).status, Status::Unsupported);
     }
 }

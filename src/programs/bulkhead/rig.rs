@@ -1,20 +1,12 @@
 //! A small store for the tests of this program.
 
+use crate::store::rig::with_pools;
 use crate::store::{Sizes, Store};
 
 /// 8 MiB of arena and a pool of 4 MiB; values above 64 KiB go to the pool.
 pub fn store() -> Store {
-    let store = Store::with_namespace(Sizes {
-        memory_bytes: 8 << 20,
-        head_bytes: 64 << 10,
-        value_bytes_max: 2 << 20,
-        index_bytes_max: 1 << 20,
-        pinned_share: 0.25,
-        pool_bytes: vec![4 << 20],
-    });
-    let store = store.unwrap();
-    store.extents().add_file(0, 4 << 20);
-    store
+    let sizes = Sizes { value_bytes_max: 2 << 20, pool_bytes: vec![4 << 20], ..Sizes::small() };
+    with_pools(Store::with_namespace, sizes)
 }
 
 /// Stores `octets` and gives their version.

@@ -13,10 +13,10 @@
 //! starve the front.
 
 use crate::fabric::staging::StagingBuf;
-use crate::programs::stream::{GATHER_BYTES_MAX, SLICES_MAX, Slot};
+use crate::programs::stream::pieces::{Gather, Slot, TailBuffers, Unsent};
 use crate::store::Pinned;
 use crate::store::object::Object;
-use crate::store::segment::{Content, SEGMENT_BYTES_MAX, Segment};
+use crate::store::segment::{SEGMENT_BYTES_MAX, Segment};
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -37,11 +37,8 @@ struct Value {
     line: usize,
     /// Some of it was sent.
     begun: bool,
-    /// The front piece of `slots`.
-    piece: usize,
-    /// Octets of it that were sent.
-    sent: usize,
-    slots: VecDeque<Slot>,
+    /// Slots for those of its pieces that are looked up ahead.
+    unsent: Unsent,
     /// Octets of the closing CR LF not yet sent.
     closing: usize,
 }
@@ -62,7 +59,7 @@ pub enum Failure {
 }
 
 /// The reply stream.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Output {
     text: Vec<u8>,
     text_sent: usize,
@@ -70,28 +67,9 @@ pub struct Output {
     values: usize,
     /// Octets of them that were not sent.
     value_bytes: u64,
-    /// Buffers filled or on their way.
-    tails: usize,
-    tails_max: usize,
-    next_ticket: u64,
+    tails: TailBuffers,
     /// Octets of values copied into `text` and not yet counted.
     pub(super) copied_bytes: u64,
-}
-
-impl Default for Output {
-    fn default() -> Self {
-        Self {
-            text: Vec::new(),
-            text_sent: 0,
-            places: VecDeque::new(),
-            values: 0,
-            value_bytes: 0,
-            tails: 0,
-            tails_max: TAIL_READS,
-            next_ticket: 0,
-            copied_bytes: 0,
-        }
-    }
 }
 
 impl Output {
@@ -112,7 +90,7 @@ impl Output {
 
     /// Octets that are looked up ahead.
     fn window_bytes(&self) -> u64 {
-        self.tails_max.max(WINDOW_SEGMENTS) as u64 * SEGMENT_BYTES_MAX
+        self.tails.count_max().max(WINDOW_SEGMENTS) as u64 * SEGMENT_BYTES_MAX
     }
 
     /// Adds what `write` appends.
@@ -134,18 +112,18 @@ impl Output {
         let line = self.text.len() - before;
         self.values += 1;
         self.value_bytes += pinned.len();
-        let value = Value { pinned, line, begun: false, piece: 0, sent: 0, slots: VecDeque::new(), closing: 2 };
+        let value = Value { pinned, line, begun: false, unsent: Unsent::default(), closing: 2 };
         self.places.push_back(Place::Value(Box::new(value)));
     }
 
     /// Whether buffers are filled or on their way.
     pub fn has_tail_reads(&self) -> bool {
-        self.tails > 0
+        !self.tails.is_empty()
     }
 
     /// How many buffers this connection may have, [`TAIL_READS`] to [`TAIL_READS_MAX`]. It keeps those it has.
     pub fn set_tail_reads(&mut self, count: usize) {
-        self.tails_max = count.clamp(TAIL_READS, TAIL_READS_MAX);
+        self.tails.set_count_max(count);
     }
 
     /// The next disk read to start, if a buffer is left for it; see [`Output::read_back`] when there is none for it
@@ -155,38 +133,30 @@ impl Output {
         let window_bytes = self.window_bytes();
         for (at, place) in self.places.iter_mut().enumerate() {
             let Place::Value(value) = place else { continue };
-            for index in 0..value.pinned.pieces().len() - value.piece {
+            let Value { pinned, unsent, .. } = &mut **value;
+            for (index, piece) in unsent.rest(pinned.pieces()).iter().enumerate() {
                 if ahead_bytes >= window_bytes {
                     return None;
                 }
-                let segment = &value.pinned.pieces()[value.piece + index].segment;
+                let segment = &piece.segment;
                 ahead_bytes += u64::from(segment.len());
-                if index == value.slots.len() {
-                    value.slots.push_back(Slot::Wanted { again: false });
+                if index == unsent.slots.len() {
+                    unsent.slots.push_back(Slot::Wanted { again: false });
                 }
-                if let Slot::Wanted { again } = value.slots[index] {
-                    match segment.content() {
-                        Content::Ram(ram) => value.slots[index] = Slot::Ram(ram),
-                        Content::Lost => value.slots[index] = Slot::Failed,
-                        Content::Disk { extent, crcs } => {
-                            if self.tails + usize::from(!earliest) < self.tails_max {
-                                let ticket = self.next_ticket;
-                                self.next_ticket += 1;
-                                self.tails += 1;
-                                value.slots[index] = Slot::Reading { ticket, again };
-                                return Some(TailRead { ticket, segment: segment.clone(), extent, crcs });
-                            }
-                            // A piece that left RAM before it was sent may find all buffers behind it.
-                            if earliest && self.give_back_behind(at, index) {
-                                return self.poll_read();
-                            }
-                            return None;
-                        }
+                let slot = &mut unsent.slots[index];
+                if let Some((extent, crcs)) = slot.look_for(segment) {
+                    if self.tails.has_room(earliest) {
+                        let ticket = self.tails.take();
+                        slot.begin_read(ticket);
+                        return Some(TailRead { ticket, segment: segment.clone(), extent, crcs });
                     }
+                    // A piece that left RAM before it was sent may find all buffers behind it.
+                    if earliest && self.give_back_behind(at, index) {
+                        return self.poll_read();
+                    }
+                    return None;
                 }
-                if !value.slots[index].is_at_hand() {
-                    earliest = false;
-                }
+                earliest &= slot.is_at_hand();
             }
         }
         None
@@ -197,12 +167,9 @@ impl Output {
         for at in (place..self.places.len()).rev() {
             let Place::Value(value) = &mut self.places[at] else { continue };
             let first = if at == place { slot + 1 } else { 0 };
-            for index in (first..value.slots.len()).rev() {
-                if matches!(value.slots[index], Slot::Staged(_)) {
-                    value.slots[index] = Slot::Wanted { again: false };
-                    self.tails -= 1;
-                    return true;
-                }
+            if value.unsent.give_last_back(first) {
+                self.tails.give_back(1);
+                return true;
             }
         }
         false
@@ -210,84 +177,52 @@ impl Output {
 
     /// A read that [`Output::poll_read`] gave was not started.
     pub fn read_back(&mut self, ticket: u64) {
-        self.tails -= 1;
-        if let Some((value, index)) = self.reading(ticket)
-            && let Slot::Reading { again, .. } = value.slots[index]
-        {
-            value.slots[index] = Slot::Wanted { again };
+        self.tails.give_back(1);
+        if let Some(slot) = self.slot_of(ticket) {
+            slot.read_back();
         }
     }
 
-    /// A read ended; `None` if it failed, and then it is tried once more. True if the octets have a place.
-    pub fn handle_read(&mut self, ticket: u64, buf: Option<StagingBuf>) -> bool {
-        let Some((value, index)) = self.reading(ticket) else {
-            self.tails -= 1;
-            return false;
-        };
-        let again = matches!(value.slots[index], Slot::Reading { again: true, .. });
-        let staged = buf.is_some();
-        value.slots[index] = match buf {
-            Some(buf) => Slot::Staged(buf),
-            None if again => Slot::Failed,
-            None => Slot::Wanted { again: true },
-        };
-        if !staged {
-            self.tails -= 1;
-        }
-        staged
+    /// A read ended; `None` if it failed, and then it is tried once more.
+    pub fn handle_read(&mut self, ticket: u64, buf: Option<StagingBuf>) {
+        let is_kept = self.slot_of(ticket).is_some_and(|slot| {
+            slot.handle_read(buf);
+            slot.is_staged()
+        });
+        self.tails.give_back(usize::from(!is_kept));
     }
 
     /// The segment that a read in flight is for.
     pub fn target(&self, ticket: u64) -> Option<&Arc<Segment>> {
         self.places.iter().find_map(|place| {
             let Place::Value(value) = place else { return None };
-            let index = value
-                .slots
-                .iter()
-                .position(|slot| matches!(slot, Slot::Reading { ticket: at, .. } if *at == ticket))?;
-            Some(&value.pinned.pieces()[value.piece + index].segment)
+            let index = value.unsent.position(ticket)?;
+            Some(&value.unsent.rest(value.pinned.pieces())[index].segment)
         })
     }
 
     /// Drops buffers that were read and not sent, for others that wait for one; they are read again. Returns how many.
     pub fn give_back(&mut self) -> usize {
-        let mut count = 0;
-        for place in &mut self.places {
-            let Place::Value(value) = place else { continue };
-            for slot in &mut value.slots {
-                if matches!(slot, Slot::Staged(_)) {
-                    *slot = Slot::Wanted { again: false };
-                    count += 1;
-                }
-            }
-        }
-        self.tails -= count;
+        let count = self.values_mut().map(|value| value.unsent.give_back(Slot::is_staged)).sum();
+        self.tails.give_back(count);
         count
     }
 
     /// Lets go of pages of RAM that were found and not sent, so that they may leave it; they are looked up again.
     pub fn give_back_memory(&mut self) {
-        for place in &mut self.places {
-            let Place::Value(value) = place else { continue };
-            for slot in &mut value.slots {
-                if matches!(slot, Slot::Ram(_)) {
-                    *slot = Slot::Wanted { again: false };
-                }
-            }
-        }
+        self.values_mut().for_each(|value| _ = value.unsent.give_back(Slot::is_in_ram));
     }
 
     /// If the front of the stream cannot be sent because its octets are lost: what became of it.
     pub fn poll_failure(&mut self) -> Option<Failure> {
         let Some(Place::Value(value)) = self.places.front() else { return None };
-        if !matches!(value.slots.front(), Some(Slot::Failed)) {
+        if !value.unsent.slots.front().is_some_and(Slot::is_failed) {
             return None;
         }
         let object = value.pinned.object().clone();
         if !value.begun {
             self.text_sent += value.line;
-            let others = value.slots.iter().filter(|slot| matches!(slot, Slot::Staged(_))).count();
-            self.tails -= others;
+            self.tails.give_back(value.unsent.slots.iter().filter(|slot| slot.is_staged()).count());
             self.values -= 1;
             self.value_bytes -= object.len();
             self.places.pop_front();
@@ -297,57 +232,35 @@ impl Output {
         Some(Failure::Broken(object))
     }
 
-    /// What can be sent now, from the front, at most [`GATHER_BYTES_MAX`] octets. Returns the octets.
+    /// What can be sent now, from the front, as much as a [`Gather`] takes. Returns the octets.
     pub fn gather<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) -> usize {
-        let (mut total, mut text) = (0, self.text_sent);
-        let mut add = |octets: &'a [u8]| {
-            let octets = &octets[..octets.len().min(GATHER_BYTES_MAX - total)];
-            if !octets.is_empty() {
-                slices.push(IoSlice::new(octets));
-                total += octets.len();
-            }
-            total < GATHER_BYTES_MAX && slices.len() < SLICES_MAX
-        };
-        'places: for place in &self.places {
+        let (mut gather, mut text) = (Gather::new(slices), self.text_sent);
+        for place in &self.places {
             match place {
                 Place::Text(len) => {
-                    if !add(&self.text[text..text + len]) {
+                    if !gather.add(&self.text[text..text + len]) {
                         break;
                     }
                     text += len;
                 }
                 Place::Value(value) => {
                     // The line waits for the first piece, so that a value that cannot be read is still a miss.
-                    if value.line > 0 && !value.slots.front().is_some_and(Slot::is_at_hand) {
+                    if value.line > 0 && !value.unsent.is_front_at_hand() {
                         break;
                     }
-                    if !add(&self.text[text..text + value.line]) {
+                    if !gather.add(&self.text[text..text + value.line]) {
                         break;
                     }
                     text += value.line;
-                    let mut skip = value.sent;
-                    for (slot, piece) in value.slots.iter().zip(&value.pinned.pieces()[value.piece..]) {
-                        let octets = match slot {
-                            Slot::Ram(ram) => piece.octets(ram),
-                            Slot::Staged(buf) => {
-                                &buf.as_slice()[piece.start as usize..(piece.start + piece.len) as usize]
-                            }
-                            _ => break 'places,
-                        };
-                        if !add(&octets[skip..]) {
-                            break 'places;
-                        }
-                        skip = 0;
-                    }
-                    if value.piece + value.slots.len() < value.pinned.pieces().len()
-                        || !add(&b"\r\n"[2 - value.closing..])
+                    if !value.unsent.gather(value.pinned.pieces(), &mut gather)
+                        || !gather.add(&b"\r\n"[2 - value.closing..])
                     {
                         break;
                     }
                 }
             }
         }
-        total
+        gather.bytes()
     }
 
     /// The first `count` octets of what [`Output::gather`] gave were sent.
@@ -371,22 +284,11 @@ impl Output {
                     self.text_sent += sent;
                     value.line -= sent;
                     count -= sent;
-                    while count > 0 && value.piece < value.pinned.pieces().len() {
-                        let len = value.pinned.pieces()[value.piece].len as usize;
-                        let sent = count.min(len - value.sent);
-                        value.sent += sent;
-                        self.value_bytes -= sent as u64;
-                        count -= sent;
-                        if value.sent < len {
-                            break;
-                        }
-                        if let Some(Slot::Staged(_)) = value.slots.pop_front() {
-                            self.tails -= 1;
-                        }
-                        value.piece += 1;
-                        value.sent = 0;
-                    }
-                    if value.piece < value.pinned.pieces().len() {
+                    let of_pieces = value.unsent.handle_sent(value.pinned.pieces(), count);
+                    self.value_bytes -= of_pieces.bytes as u64;
+                    self.tails.give_back(of_pieces.buffers);
+                    count -= of_pieces.bytes;
+                    if !value.unsent.rest(value.pinned.pieces()).is_empty() {
                         break;
                     }
                     let sent = count.min(value.closing);
@@ -412,14 +314,18 @@ impl Output {
         }
     }
 
-    fn reading(&mut self, ticket: u64) -> Option<(&mut Value, usize)> {
-        self.places.iter_mut().find_map(|place| {
-            let Place::Value(value) = place else { return None };
-            let index = value
-                .slots
-                .iter()
-                .position(|slot| matches!(slot, Slot::Reading { ticket: at, .. } if *at == ticket))?;
-            Some((&mut **value, index))
+    fn values_mut(&mut self) -> impl Iterator<Item = &mut Value> {
+        self.places.iter_mut().filter_map(|place| match place {
+            Place::Value(value) => Some(&mut **value),
+            Place::Text(_) => None,
+        })
+    }
+
+    /// Where the read in flight goes.
+    fn slot_of(&mut self, ticket: u64) -> Option<&mut Slot> {
+        self.values_mut().find_map(|value| {
+            let index = value.unsent.position(ticket)?;
+            Some(&mut value.unsent.slots[index])
         })
     }
 

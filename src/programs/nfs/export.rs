@@ -232,14 +232,7 @@ pub(crate) mod tests {
     use crate::wire::onc_rpc::AuthSys;
 
     pub(crate) fn export(rules: Rules) -> Export {
-        let sizes = Sizes {
-            memory_bytes: 8 << 20,
-            head_bytes: 64 << 10,
-            value_bytes_max: 1 << 20,
-            index_bytes_max: 1 << 20,
-            pinned_share: 0.5,
-            pool_bytes: vec![8 << 20],
-        };
+        let sizes = Sizes { value_bytes_max: 1 << 20, pinned_share: 0.5, ..Sizes::small() };
         let store = Store::with_files(sizes).unwrap();
         Export::new(Arc::new(FileSystem::new(store, Settings { fsid: 7, boot: 9, uid: 1, gid: 2 })), rules)
     }

@@ -20,30 +20,30 @@
 //! **Ends.** Nothing tells where the next record begins behind one that is too long or has too many fragments, and whoever
 //! sends what is no call is no client: the connection ends. Calls that are not understood are answered as RFC 5531 says.
 
+mod answer;
+mod arriving;
 mod output;
 #[cfg(test)]
 mod tests;
 
 pub use output::MESSAGE_BYTES_MAX;
 
-use super::export::{Client, Executed, Export};
-use super::files::{WriteStep, Writing};
-use super::{
-    Bulk, CALL_BYTES_MAX, FILE_HANDLE_BYTES_MAX, Failure, NfsError, PROGRAM, Request, Stable, TRANSFER_BYTES_MAX,
-};
+use super::export::{Client, Export};
+use super::{Bulk, CALL_BYTES_MAX, FILE_HANDLE_BYTES_MAX, Stable, TRANSFER_BYTES_MAX};
 use crate::fabric::staging::StagingBuf;
 use crate::metrics::Metrics;
-use crate::programs::mount;
-use crate::programs::rpc::{self, Arguments, Refusal, bare_reply};
-use crate::programs::service::{Shared, denial_of};
+use crate::programs::rpc::{Arguments, Reduced};
+use crate::programs::service::Shared;
 use crate::programs::stream::{Action, Ask, End, StreamSession};
 use crate::store::claims::Claim;
 use crate::store::segment::Filling;
 use crate::wire::codec::roundup_bytes;
+use crate::wire::onc_rpc::Xid;
 use crate::wire::onc_rpc::auth::AUTH_BODY_BYTES_MAX;
 use crate::wire::onc_rpc::record::{Piece, RecordDecoder, RecordLimits};
-use crate::wire::onc_rpc::{AcceptStatus, CallHeader, Credential, Part, Payload, Reply, ReplyHeader, Xid};
-use crate::wire::rpcrdma::duplicate::{Admission, CallKey, arguments_checksum, first_bytes};
+use crate::wire::rpcrdma::duplicate::first_bytes;
+use answer::{Answer, message_of};
+use arriving::Arriving;
 use output::{Lost, Output};
 use std::io::IoSlice;
 use std::mem;
@@ -51,8 +51,6 @@ use std::sync::Arc;
 
 /// Input buffer of a connection that is not idle: so much of a WRITE is copied at a time.
 pub const INPUT_BYTES: usize = 128 << 10;
-/// Octets of a READDIR or READDIRPLUS, which FSINFO says is the best. More may be asked for: it is held until it has left.
-const LISTING_BYTES_MAX: u32 = 64 << 10;
 /// A record is a WRITE at most. A client sends one fragment for each, or one for each of its buffers.
 const RECORD_LIMITS: RecordLimits =
     RecordLimits { bytes_max: CALL_BYTES_MAX as u32 + TRANSFER_BYTES_MAX, fragments_max: 1024 };
@@ -96,57 +94,6 @@ enum Record {
     Drained(Vec<u8>),
 }
 
-/// A WRITE.
-#[derive(Debug)]
-struct Arriving {
-    xid: Xid,
-    /// It runs in the cache of duplicates.
-    key: CallKey,
-    writing: Writing,
-    stable: Stable,
-    /// The first octets of its data that came, until they are written.
-    first: Vec<u8>,
-    /// Octets of its data.
-    len: u32,
-    /// Of them, those that have not come, or not been taken.
-    left: u32,
-    /// Octets of the roundup that have not come.
-    roundup: u32,
-    /// More came than there may be.
-    is_overlong: bool,
-    /// Nothing more is taken.
-    is_refused: bool,
-    /// When it began to wait for space.
-    waits_since_ms: Option<u64>,
-}
-
-impl Arriving {
-    /// Takes octets of its data off the front of `data`, and says how many.
-    fn write(&mut self, context: &Context, data: &[u8]) -> usize {
-        let files = context.export.files();
-        match files.write(&mut self.writing, data) {
-            WriteStep::Done(count) => {
-                self.left -= count as u32;
-                self.waits_since_ms = None;
-                context.metrics.copied.input_to_arena.add(count as u64);
-                return count;
-            }
-            WriteStep::Wait(_) => {
-                let now_ms = files.store().clock().now_ms();
-                let since_ms = *self.waits_since_ms.get_or_insert(now_ms);
-                self.is_refused = now_ms.saturating_sub(since_ms) >= context.reserve_wait_ms;
-            }
-            WriteStep::Refused(_) => self.is_refused = true,
-        }
-        0
-    }
-
-    /// There was no space for it, and there may be.
-    fn is_waiting(&self) -> bool {
-        self.waits_since_ms.is_some() && !self.is_refused
-    }
-}
-
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Waiting {
     Nothing,
@@ -154,18 +101,6 @@ enum Waiting {
     Space,
     /// For what a whole call needs to be executed.
     Call,
-}
-
-/// What a call came to.
-enum Answer {
-    /// This message.
-    Message(Vec<u8>),
-    Read(Xid, super::files::Reading),
-    Write(Box<Arriving>),
-    /// It is to be executed again later.
-    Later,
-    /// It is none: the peer is no client.
-    NoCall,
 }
 
 /// The machine of one connection.
@@ -245,7 +180,7 @@ impl Session {
                     self.begin_write(position, len);
                     continue;
                 }
-                Record::Data(arriving) if !arriving.first.is_empty() => {
+                Record::Data(arriving) if arriving.has_first() => {
                     self.write_first(arriving);
                     continue;
                 }
@@ -299,16 +234,7 @@ impl Session {
                 taken
             }
             Record::Data(arriving) => {
-                if arriving.left == 0 || arriving.is_refused {
-                    let of_data = octets.len().min(arriving.left as usize);
-                    let of_roundup = (octets.len() - of_data).min(arriving.roundup as usize);
-                    arriving.left -= of_data as u32;
-                    arriving.roundup -= of_roundup as u32;
-                    arriving.is_overlong |= of_data + of_roundup < octets.len();
-                    return octets.len();
-                }
-                let data = &octets[..octets.len().min(arriving.left as usize)];
-                let count = arriving.write(&self.context, data);
+                let count = arriving.take(&self.context, octets);
                 if arriving.is_waiting() {
                     self.wait(Waiting::Space);
                 }
@@ -371,7 +297,7 @@ impl Session {
     fn begin_write(&mut self, position: usize, len: u32) {
         let message = mem::take(&mut self.message);
         let (head, first) = message.split_at(position);
-        let chunk = rpc::Reduced { position: position as u64, len: len.into() };
+        let chunk = Reduced { position: position as u64, len: len.into() };
         match self.answer(Arguments { stream: head, chunks: &[chunk] }, first) {
             Answer::Message(octets) => self.record = Record::Drained(octets),
             Answer::Write(arriving) => self.record = Record::Data(arriving),
@@ -386,14 +312,7 @@ impl Session {
 
     /// The first octets of a WRITE go before all others.
     fn write_first(&mut self, mut arriving: Box<Arriving>) {
-        let mut first = mem::take(&mut arriving.first);
-        let count = arriving.write(&self.context, &first);
-        first.drain(..count);
-        if arriving.is_refused {
-            arriving.left -= first.len() as u32;
-        } else {
-            arriving.first = first;
-        }
+        arriving.write_first(&self.context);
         if arriving.is_waiting() {
             self.wait(Waiting::Space);
         }
@@ -433,119 +352,12 @@ impl Session {
         self.message.clear();
     }
 
-    /// What a call comes to, as far as it can be executed now. Of a WRITE `first` are the first octets of its data.
-    fn answer(&mut self, arguments: Arguments<'_>, first: &[u8]) -> Answer {
-        let counts = &self.context.metrics.rpc_calls;
-        let call = match rpc::accept(&[&PROGRAM, &mount::PROGRAM], arguments) {
-            Ok(call) => call,
-            Err(Refusal::Reply(header)) => return self.deny(&header),
-            // A chunk is at the data of a WRITE, which is behind the header.
-            Err(Refusal::Silence | Refusal::ChunkError) => {
-                counts.dropped.add("not_a_call");
-                return Answer::NoCall;
-            }
-        };
-        let (header, name) = (call.header, call.procedure.name);
-        let Context { export, client, .. } = &self.context;
-        if header.program == mount::PROGRAM_NUMBER {
-            let Ok(request) = mount::Request::parse(call) else { return self.garbage(header.xid) };
-            counts.mount.add(name);
-            return message_of(&export.execute_mount(client, &request).encode(header.xid));
-        }
-        let Ok(mut request) = Request::parse(call) else { return self.garbage(header.xid) };
-        match &mut request {
-            Request::ReadDir(read) => read.count = read.count.min(LISTING_BYTES_MAX),
-            Request::ReadDirPlus(read) => read.maxcount = read.maxcount.min(LISTING_BYTES_MAX),
-            _ => {}
-        }
-        let key = match self.admit(&header, &request, arguments.stream, first) {
-            Ok(key) => key,
-            Err(Answer::Later) => return Answer::Later,
-            Err(answer) => {
-                counts.nfs.add(name);
-                return answer;
-            }
-        };
-        // Of NULL it need not be understood.
-        let credential = header.credential.credential().unwrap_or(Credential::None);
-        let executed = export.execute(client, &credential, &request);
-        if let Executed::Reply(super::Reply::Read(Err(Failure { error: NfsError::Jukebox, .. }))) = &executed {
-            // Pins come free as replies leave, and a client that is told to try again waits for seconds.
-            let now_ms = self.now_ms();
-            let since_ms = *self.busy_since_ms.get_or_insert(now_ms);
-            if now_ms.saturating_sub(since_ms) < self.context.reserve_wait_ms {
-                return Answer::Later;
-            }
-        }
-        self.busy_since_ms = None;
-        counts.nfs.add(name);
-        match (executed, key) {
-            (Executed::Reply(reply), key) => {
-                let answer = reply.encode(header.xid);
-                self.complete(key.as_ref(), &answer);
-                message_of(&answer)
-            }
-            (Executed::Read(reading), _) => Answer::Read(header.xid, reading),
-            (Executed::Write { writing, data, stable }, Some(key)) => Answer::Write(Box::new(Arriving {
-                xid: header.xid,
-                key,
-                writing,
-                stable,
-                first: first.to_vec(),
-                len: data.len(),
-                left: data.len(),
-                roundup: roundup_bytes(data.len().into()) as u32,
-                is_overlong: false,
-                is_refused: false,
-                waits_since_ms: None,
-            })),
-            (Executed::Write { .. }, None) => unreachable!("a WRITE has a lasting effect"),
-        }
-    }
-
-    /// Looks for a duplicate of a call that must not be executed twice; its key, if it is executed now.
-    #[expect(clippy::result_large_err, reason = "an answer is moved once, to the queue of answers")]
-    fn admit(
-        &self,
-        header: &CallHeader<'_>,
-        request: &Request<'_>,
-        stream: &[u8],
-        first: &[u8],
-    ) -> Result<Option<CallKey>, Answer> {
-        if !request.has_lasting_effect() {
-            return Ok(None);
-        }
-        let key = CallKey {
-            peer: self.context.client.address,
-            program: header.program,
-            version: header.version,
-            procedure: header.procedure,
-            xid: header.xid,
-            // The data of a WRITE is not in it, nor where it is in a chunk.
-            checksum: arguments_checksum(stream, &[]),
-        }
-        .with_first(first);
-        match self.context.shared.admit(key) {
-            Admission::Execute => Ok(Some(key)),
-            Admission::Running => Err(Answer::Later),
-            Admission::Replay(reply) => {
-                self.context.metrics.rpc_calls.replayed.add(1);
-                Err(Answer::Message(reply.to_vec()))
-            }
-        }
-    }
-
-    fn complete(&self, key: Option<&CallKey>, reply: &Payload) {
-        if let (Some(key), [Part::Bytes(octets)]) = (key, reply.parts()) {
-            self.context.shared.complete(key, octets);
-        }
-    }
-
     /// The record of a WRITE has come to its end.
     fn end_write(&mut self, arriving: Arriving) {
-        let Arriving { xid, key, writing, stable, len, left, roundup, is_overlong, .. } = arriving;
+        let is_whole = arriving.is_whole();
+        let Arriving { xid, key, writing, stable, len, .. } = arriving;
         let files = self.context.export.files();
-        if left > 0 || roundup > 0 || is_overlong {
+        if !is_whole {
             // What came of it is written: its sender could have written that much by itself.
             let _ = files.end_write(writing, len, Stable::Unstable);
             self.context.shared.forget(&key);
@@ -559,15 +371,6 @@ impl Session {
         if let Answer::Message(octets) = message_of(&reply) {
             self.output.message(&octets);
         }
-    }
-
-    fn garbage(&self, xid: Xid) -> Answer {
-        self.deny(&ReplyHeader { xid, reply: Reply::accepted(AcceptStatus::GarbageArgs) })
-    }
-
-    fn deny(&self, header: &ReplyHeader<'_>) -> Answer {
-        self.context.metrics.rpc_calls.denied.add(denial_of(header));
-        message_of(&bare_reply(header))
     }
 
     fn wait(&mut self, what: Waiting) {
@@ -586,14 +389,6 @@ impl Session {
                 return self.ending = Some(End::FailedRead);
             }
         }
-    }
-}
-
-/// A reply that has no data.
-fn message_of(payload: &Payload) -> Answer {
-    match payload.parts() {
-        [Part::Bytes(octets)] => Answer::Message(octets.clone()),
-        _ => unreachable!("only what is read is sent from where it lies"),
     }
 }
 

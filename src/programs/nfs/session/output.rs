@@ -12,8 +12,9 @@
 
 use crate::fabric::staging::StagingBuf;
 use crate::programs::nfs::files::Reading;
-use crate::programs::stream::{GATHER_BYTES_MAX, SLICES_MAX, Slot, TAIL_READS, TAIL_READS_MAX, TailRead};
-use crate::store::object::{Object, Piece};
+use crate::programs::stream::TailRead;
+use crate::programs::stream::pieces::{Gather, Slot, TailBuffers, Unsent};
+use crate::store::object::Object;
 use crate::store::segment::{Content, Segment};
 use crate::wire::codec::roundup_bytes;
 use crate::wire::onc_rpc::record::Mark;
@@ -34,31 +35,16 @@ const ROUNDUP: [u8; 3] = [0; 3];
 struct Data {
     xid: Xid,
     reading: Reading,
-    /// One for each piece that was not sent.
-    slots: VecDeque<Slot>,
-    /// The piece of the front slot.
-    piece: usize,
-    /// Octets of it that were sent.
-    sent: usize,
+    /// A slot for each piece that was not sent.
+    unsent: Unsent,
     /// Octets of the roundup that were not.
     roundup: usize,
 }
 
 impl Data {
-    fn is_at_hand(&self) -> bool {
-        self.slots.iter().all(Slot::is_at_hand)
-    }
-
-    /// Octets not sent.
-    fn left(&self) -> u64 {
-        let rest = &self.reading.pieces[self.piece..];
-        rest.iter().map(|piece| u64::from(piece.len)).sum::<u64>() - self.sent as u64
-    }
-
-    /// Wants the slots again that `is_given_back` says. Returns how many.
-    fn give_back(&mut self, is_given_back: impl Fn(&Slot) -> bool) -> usize {
-        let slots = self.slots.iter_mut().filter(|slot| is_given_back(slot));
-        slots.map(|slot| *slot = Slot::Wanted { again: false }).count()
+    /// That of a slot.
+    fn segment(&self, slot: usize) -> &Arc<Segment> {
+        &self.unsent.rest(&self.reading.pieces)[slot].segment
     }
 }
 
@@ -81,7 +67,7 @@ pub enum Lost {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Output {
     leaving: VecDeque<Reply>,
     /// In the order of the calls.
@@ -89,27 +75,9 @@ pub struct Output {
     /// Octets of all messages, and of all data, that were not sent.
     message_bytes: usize,
     data_bytes: u64,
-    /// Buffers filled or on their way.
-    tails: usize,
-    tails_max: usize,
-    next_ticket: u64,
+    tails: TailBuffers,
     /// There are failed slots.
     has_lost: bool,
-}
-
-impl Default for Output {
-    fn default() -> Self {
-        Self {
-            leaving: VecDeque::new(),
-            reading: VecDeque::new(),
-            message_bytes: 0,
-            data_bytes: 0,
-            tails: 0,
-            tails_max: TAIL_READS,
-            next_ticket: 0,
-            has_lost: false,
-        }
-    }
 }
 
 fn record(octets: &[u8], behind: u64) -> Vec<u8> {
@@ -148,35 +116,28 @@ impl Output {
         let message = record(octets, u64::from(item.len) + roundup as u64);
         self.message_bytes += message.len();
         self.data_bytes += u64::from(item.len);
-        let slots = reading.pieces.iter().map(|_| Slot::Wanted { again: false }).collect();
-        let data = Data { xid, reading, slots, piece: 0, sent: 0, roundup };
+        let unsent = Unsent::wanted(reading.pieces.len());
+        let data = Data { xid, reading, unsent, roundup };
         self.reading.push_back(Reply { message, sent: 0, data: Some(Box::new(data)) });
         self.find();
     }
 
     pub fn has_tail_reads(&self) -> bool {
-        self.tails > 0
+        !self.tails.is_empty()
     }
 
     pub fn set_tail_reads(&mut self, count: usize) {
-        self.tails_max = count.clamp(TAIL_READS, TAIL_READS_MAX);
+        self.tails.set_count_max(count);
     }
 
     /// Looks for what is in RAM.
     fn find(&mut self) {
         let mut has_lost = false;
         for data in self.all_data() {
-            for (slot, piece) in data.slots.iter_mut().zip(&data.reading.pieces[data.piece..]) {
-                if let Slot::Wanted { .. } = slot {
-                    match piece.segment.content() {
-                        Content::Ram(ram) => *slot = Slot::Ram(ram),
-                        Content::Lost => {
-                            *slot = Slot::Failed;
-                            has_lost = true;
-                        }
-                        Content::Disk { .. } => {}
-                    }
-                }
+            let rest = data.unsent.rest(&data.reading.pieces);
+            for (slot, piece) in data.unsent.slots.iter_mut().zip(rest) {
+                slot.look_for(&piece.segment);
+                has_lost |= slot.is_failed();
             }
         }
         self.has_lost |= has_lost;
@@ -187,7 +148,7 @@ impl Output {
     fn leave(&mut self) {
         let mut at = 0;
         while let Some(reply) = self.reading.get(at) {
-            if reply.data.as_ref().is_none_or(|data| data.is_at_hand()) {
+            if reply.data.as_ref().is_none_or(|data| data.unsent.are_at_hand()) {
                 self.leaving.extend(self.reading.remove(at));
             } else {
                 at += 1;
@@ -200,20 +161,17 @@ impl Output {
     pub fn poll_read(&mut self) -> Option<TailRead> {
         self.find();
         let mut wanted = self.first_wanted()?;
-        if self.tails + usize::from(!wanted.is_earliest) >= self.tails_max {
+        if !self.tails.has_room(wanted.is_earliest) {
             if !wanted.is_earliest || !self.make_way(&wanted) {
                 return None;
             }
             wanted = self.first_wanted()?;
         }
-        let ticket = self.next_ticket;
         let data = self.data_mut(wanted.reply)?;
-        let segment = data.reading.pieces[data.piece + wanted.slot].segment.clone();
+        let segment = data.segment(wanted.slot).clone();
         let Content::Disk { extent, crcs } = segment.content() else { return None };
-        let again = matches!(data.slots[wanted.slot], Slot::Wanted { again: true });
-        data.slots[wanted.slot] = Slot::Reading { ticket, again };
-        self.next_ticket += 1;
-        self.tails += 1;
+        let ticket = self.tails.take();
+        self.data_mut(wanted.reply)?.unsent.slots[wanted.slot].begin_read(ticket);
         Some(TailRead { ticket, segment, extent, crcs })
     }
 
@@ -221,7 +179,7 @@ impl Output {
     fn first_wanted(&self) -> Option<Wanted> {
         let mut is_earliest = true;
         for (reply, data) in self.replies().enumerate() {
-            for (slot, state) in data.iter().flat_map(|data| data.slots.iter().enumerate()) {
+            for (slot, state) in data.iter().flat_map(|data| data.unsent.slots.iter().enumerate()) {
                 if matches!(state, Slot::Wanted { .. }) {
                     return Some(Wanted { reply, slot, is_earliest });
                 }
@@ -236,10 +194,8 @@ impl Output {
         for reply in (wanted.reply..self.leaving.len() + self.reading.len()).rev() {
             let Some(data) = self.data_mut(reply) else { continue };
             let first = if reply == wanted.reply { wanted.slot + 1 } else { 0 };
-            let staged = data.slots.iter().skip(first).rposition(|slot| matches!(slot, Slot::Staged(_)));
-            if let Some(at) = staged {
-                data.slots[first + at] = Slot::Wanted { again: false };
-                self.tails -= 1;
+            if data.unsent.give_last_back(first) {
+                self.tails.give_back(1);
                 return true;
             }
         }
@@ -250,7 +206,7 @@ impl Output {
     /// The earliest READ leaves before it is whole, if it can begin: its buffers come free only so.
     fn begin_earliest(&mut self) -> bool {
         let earliest = self.reading.front().and_then(|reply| reply.data.as_ref());
-        let can_begin = earliest.and_then(|data| data.slots.front()).is_some_and(Slot::is_at_hand);
+        let can_begin = earliest.is_some_and(|data| data.unsent.is_front_at_hand());
         if can_begin {
             self.leaving.extend(self.reading.pop_front());
         }
@@ -260,53 +216,44 @@ impl Output {
     /// A read that [`Output::poll_read`] gave was not started, for want of a buffer. Nobody keeps buffers while waiting for one:
     /// what is behind the earliest READ gives them back, and that one leaves with those that it has.
     pub fn read_back(&mut self, ticket: u64) {
-        self.tails -= 1;
-        if let Some((data, slot)) = self.slot_of(ticket)
-            && let Slot::Reading { again, .. } = data.slots[slot]
-        {
-            data.slots[slot] = Slot::Wanted { again };
+        self.tails.give_back(1);
+        if let Some((data, slot)) = self.slot_of(ticket) {
+            data.unsent.slots[slot].read_back();
         }
         self.begin_earliest();
         let reading = self.reading.iter_mut().filter_map(|reply| reply.data.as_mut());
-        self.tails -= reading.map(|data| data.give_back(is_staged)).sum::<usize>();
+        self.tails.give_back(reading.map(|data| data.unsent.give_back(Slot::is_staged)).sum());
     }
 
     /// A read ended; `None` if it failed, and then it is tried once more.
     pub fn handle_read(&mut self, ticket: u64, buf: Option<StagingBuf>) {
         let Some((data, slot)) = self.slot_of(ticket) else {
-            self.tails -= 1;
-            return;
+            return self.tails.give_back(1);
         };
-        let again = matches!(data.slots[slot], Slot::Reading { again: true, .. });
-        let is_staged = buf.is_some();
-        data.slots[slot] = match buf {
-            Some(buf) => Slot::Staged(buf),
-            None if again => Slot::Failed,
-            None => Slot::Wanted { again: true },
-        };
-        if !is_staged {
-            self.tails -= 1;
-            self.has_lost |= again;
-        }
+        let slot = &mut data.unsent.slots[slot];
+        slot.handle_read(buf);
+        let (is_staged, is_failed) = (slot.is_staged(), slot.is_failed());
+        self.tails.give_back(usize::from(!is_staged));
+        self.has_lost |= is_failed;
         self.leave();
     }
 
     /// The segment that a read in flight is for.
     pub fn target(&mut self, ticket: u64) -> Option<Arc<Segment>> {
         let (data, slot) = self.slot_of(ticket)?;
-        Some(data.reading.pieces[data.piece + slot].segment.clone())
+        Some(data.segment(slot).clone())
     }
 
     /// Drops buffers that were read and not sent, for others that wait for one; they are read again. Returns how many.
     pub fn give_back(&mut self) -> usize {
-        let count = self.all_data().map(|data| data.give_back(is_staged)).sum();
-        self.tails -= count;
+        let count = self.all_data().map(|data| data.unsent.give_back(Slot::is_staged)).sum();
+        self.tails.give_back(count);
         count
     }
 
     /// Lets go of pages of RAM that were found and not sent, so that they may leave it; they are looked up again.
     pub fn give_back_memory(&mut self) {
-        self.all_data().for_each(|data| _ = data.give_back(|slot| matches!(slot, Slot::Ram(_))));
+        self.all_data().for_each(|data| _ = data.unsent.give_back(Slot::is_in_ram));
     }
 
     /// The next READ whose octets are lost.
@@ -314,9 +261,8 @@ impl Output {
         if !self.has_lost {
             return None;
         }
-        let is_lost = |reply: &Reply| {
-            reply.data.as_ref().is_some_and(|data| data.slots.iter().any(|slot| matches!(slot, Slot::Failed)))
-        };
+        let is_lost =
+            |reply: &Reply| reply.data.as_ref().is_some_and(|data| data.unsent.slots.iter().any(Slot::is_failed));
         if let Some(at) = self.reading.iter().position(is_lost) {
             let reply = self.reading.remove(at)?;
             return self.refuse(reply);
@@ -336,9 +282,9 @@ impl Output {
     fn refuse(&mut self, reply: Reply) -> Option<Lost> {
         let data = reply.data?;
         self.message_bytes -= reply.message.len();
-        self.data_bytes -= data.left();
+        self.data_bytes -= data.unsent.bytes_left(&data.reading.pieces);
         // What is still on its way finds nobody when it comes.
-        self.tails -= data.slots.iter().filter(|slot| is_staged(slot)).count();
+        self.tails.give_back(data.unsent.slots.iter().filter(|slot| slot.is_staged()).count());
         match data.reading.lost().encode(data.xid).parts() {
             [Part::Bytes(octets)] => self.message(octets),
             _ => unreachable!("an error has no data"),
@@ -346,37 +292,21 @@ impl Output {
         Some(Lost::Refused(data.reading.pinned.as_ref().map(|pinned| pinned.object().clone())))
     }
 
-    /// What can be sent now, from the front, at most [`GATHER_BYTES_MAX`] octets. Returns the octets.
+    /// What can be sent now, from the front, as much as a [`Gather`] takes. Returns the octets.
     pub fn gather<'a>(&'a self, slices: &mut Vec<IoSlice<'a>>) -> usize {
-        let mut total = 0;
-        let mut add = |octets: &'a [u8]| {
-            let octets = &octets[..octets.len().min(GATHER_BYTES_MAX - total)];
-            if !octets.is_empty() {
-                slices.push(IoSlice::new(octets));
-                total += octets.len();
-            }
-            total < GATHER_BYTES_MAX && slices.len() < SLICES_MAX
-        };
-        'replies: for Reply { message, sent, data } in &self.leaving {
+        let mut gather = Gather::new(slices);
+        for Reply { message, sent, data } in &self.leaving {
             // Its first octets may have been given back meanwhile: as long as nothing has left it can be refused.
-            let first = data.as_ref().and_then(|data| data.slots.front());
-            if *sent == 0 && first.is_some_and(|slot| !slot.is_at_hand()) || !add(&message[*sent..]) {
+            let first = data.as_ref().and_then(|data| data.unsent.slots.front());
+            if *sent == 0 && first.is_some_and(|slot| !slot.is_at_hand()) || !gather.add(&message[*sent..]) {
                 break;
             }
             let Some(data) = data else { continue };
-            let mut skip = data.sent;
-            for (slot, piece) in data.slots.iter().zip(&data.reading.pieces[data.piece..]) {
-                let Some(octets) = octets_of(slot, piece) else { break 'replies };
-                if !add(&octets[skip..]) {
-                    break 'replies;
-                }
-                skip = 0;
-            }
-            if !add(&ROUNDUP[..data.roundup]) {
+            if !data.unsent.gather(&data.reading.pieces, &mut gather) || !gather.add(&ROUNDUP[..data.roundup]) {
                 break;
             }
         }
-        total
+        gather.bytes()
     }
 
     /// The first `count` octets of what [`Output::gather`] gave were sent.
@@ -390,23 +320,14 @@ impl Output {
             self.message_bytes -= of_message;
             count -= of_message;
             if let Some(data) = data {
-                while count > 0 && !data.slots.is_empty() {
-                    let len = data.reading.pieces[data.piece].len as usize;
-                    let of_piece = count.min(len - data.sent);
-                    data.sent += of_piece;
-                    self.data_bytes -= of_piece as u64;
-                    count -= of_piece;
-                    if data.sent < len {
-                        return;
-                    }
-                    self.tails -= usize::from(data.slots.pop_front().is_some_and(|slot| is_staged(&slot)));
-                    data.piece += 1;
-                    data.sent = 0;
-                }
+                let of_pieces = data.unsent.handle_sent(&data.reading.pieces, count);
+                self.data_bytes -= of_pieces.bytes as u64;
+                self.tails.give_back(of_pieces.buffers);
+                count -= of_pieces.bytes;
                 let of_roundup = count.min(data.roundup);
                 data.roundup -= of_roundup;
                 count -= of_roundup;
-                if !data.slots.is_empty() || data.roundup > 0 {
+                if !data.unsent.slots.is_empty() || data.roundup > 0 {
                     return;
                 }
             }
@@ -445,9 +366,8 @@ impl Output {
     }
 
     fn slot_of(&mut self, ticket: u64) -> Option<(&mut Data, usize)> {
-        let is_for = |slot: &Slot| matches!(slot, Slot::Reading { ticket: at, .. } if *at == ticket);
         self.all_data().find_map(|data| {
-            let slot = data.slots.iter().position(is_for)?;
+            let slot = data.unsent.position(ticket)?;
             Some((data, slot))
         })
     }
@@ -459,16 +379,4 @@ struct Wanted {
     slot: usize,
     /// All before it are at hand.
     is_earliest: bool,
-}
-
-fn is_staged(slot: &Slot) -> bool {
-    matches!(slot, Slot::Staged(_))
-}
-
-fn octets_of<'a>(slot: &'a Slot, piece: &'a Piece) -> Option<&'a [u8]> {
-    match slot {
-        Slot::Ram(ram) => Some(piece.octets(ram)),
-        Slot::Staged(buf) => Some(&buf.as_slice()[piece.start as usize..(piece.start + piece.len) as usize]),
-        _ => None,
-    }
 }

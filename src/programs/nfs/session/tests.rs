@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::fabric::staging::Staging;
+use crate::programs::mount;
 use crate::programs::nfs::files::Settings;
 use crate::programs::nfs::files::tests::rig::{Disk, Seeded, for_each_seed, octets, write_one};
 use crate::programs::nfs::{
@@ -10,11 +11,12 @@ use crate::programs::nfs::{
 use crate::programs::service::DUPLICATES;
 use crate::programs::stream::{TAIL_READS, TailRead};
 use crate::store::draft::Want;
+use crate::store::rig::with_pools;
 use crate::store::segment::Class;
 use crate::store::{Lookup, Sizes, Store};
 use crate::wire::codec::{Codec, Reader, Writer};
 use crate::wire::onc_rpc::record::{Mark, marked};
-use crate::wire::onc_rpc::{AuthSys, Denial, OpaqueAuth, Versions};
+use crate::wire::onc_rpc::{AcceptStatus, AuthSys, CallHeader, Denial, OpaqueAuth, Reply, ReplyHeader, Versions};
 use crate::wire::rpcrdma::duplicate::Bounds;
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -26,11 +28,11 @@ const STAGING_COUNT: usize = 24;
 fn sizes() -> Sizes {
     Sizes {
         memory_bytes: 16 * MIB,
-        head_bytes: 64 << 10,
         value_bytes_max: 64 * MIB,
         index_bytes_max: 64 * MIB,
         pinned_share: 0.5,
         pool_bytes: vec![64 * MIB],
+        ..Sizes::small()
     }
 }
 
@@ -45,9 +47,7 @@ struct Server {
 
 impl Server {
     fn new(sizes: Sizes) -> Self {
-        let pool_bytes = sizes.pool_bytes[0];
-        let store = Store::with_files(sizes).unwrap();
-        store.extents().add_file(0, pool_bytes);
+        let store = with_pools(Store::with_files, sizes);
         let files = FileSystem::new(store, Settings { fsid: 7, boot: 9, uid: 1, gid: 2 });
         Self {
             export: Arc::new(Export::new(Arc::new(files), Rules::default())),

@@ -1,8 +1,8 @@
 //! A server: the conversation over a map, and disks that answer in any order, late, or not at all.
 
 use super::pattern::Pattern;
-use super::plan::Plan;
-use super::world::{Clock, Due, Ending, SERVER, Side};
+use super::plan::{Clock, Ending, Filled, Native, Plan};
+use super::sim::{SERVER, Side};
 use bulkhead::client::native::port::{Port, Prepared, attributes};
 use bulkhead::fabric::{Attributes, Cause, Event, Lane, SharedSpan};
 use bulkhead::wire::memcache::{Command, response};
@@ -13,7 +13,6 @@ use bulkhead::wire::native::poison::Poison;
 use bulkhead::wire::native::record::Record;
 use bulkhead::wire::native::ring::{ControlRing, RingMemory};
 use bulkhead::wire::native::stream::Value;
-use bulkhead::wire::native::window::Ticket;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -208,13 +207,13 @@ impl Server {
             let fails = self.plan.failing && clock.dice.one_in(12);
             let octets = (!fails).then(|| octets.to_vec());
             let delay = if clock.dice.one_in(3) { clock.delay() * 20 } else { clock.delay() };
-            clock.after(delay, Due::Filled { side: SERVER, ticket: grant.ticket, slot: grant.slot, octets });
+            clock.after(delay, SERVER, Filled { ticket: grant.ticket, slot: grant.slot, octets });
         }
         moved
     }
 }
 
-impl Side for Server {
+impl Side<Native> for Server {
     fn handle_event(&mut self, event: Event, lane: &dyn Lane, clock: &mut Clock) -> Result<(), Ending> {
         if let Event::ConnectRequest(_) = event {
             self.admit(event, lane, clock);
@@ -234,7 +233,9 @@ impl Side for Server {
         }
     }
 
-    fn handle_filled(&mut self, ticket: Ticket, slot: u32, octets: Option<Vec<u8>>) {
+    fn handle_due(&mut self, filled: Filled, clock: &mut Clock) {
+        let Filled { ticket, slot, octets } = filled;
+        clock.note(|| format!("server's slot {slot} for {ticket:?}: {}", octets.is_some()));
         self.reads -= 1;
         let port = self.port.as_mut().expect("a port outlives its reads");
         if let Some(octets) = octets {

@@ -1,18 +1,18 @@
 //! A client that asks at random, and knows what the answers must be.
 
 use super::pattern::Pattern;
-use super::plan::Plan;
+use super::plan::{Clock, Ending, Filled, Native, Plan};
 use super::server::{STALL_TIMEOUT, Store, check_cause, key_of};
-use super::world::{CLIENT, Clock, Due, Ending, Side};
-use bulkhead::client::native::port::{Port, Prepared};
+use super::sim::{self, CLIENT, Side};
+use bulkhead::client::native::port::{Port, Prepared, attributes};
 use bulkhead::fabric::{Address, Attributes, Event, Lane};
 use bulkhead::wire::native::descriptor::{Descriptor, Negotiated, Nonce};
 use bulkhead::wire::native::requester::{Answer, Requester, Shape};
-use bulkhead::wire::native::window::{RxLease, Ticket};
+use bulkhead::wire::native::window::RxLease;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const KEY_COUNT: u8 = 8;
 
@@ -57,7 +57,7 @@ pub struct Client {
     drop_at: Option<Instant>,
     /// Requests still to be made.
     pub left: u64,
-    pub answered: u64,
+    answered: u64,
     next_flags: u32,
     /// Of values to be sent.
     choice: Vec<u64>,
@@ -88,23 +88,6 @@ impl Client {
             choice: vec![0, 1, 191, 192, 193, fragment - 1, fragment, fragment + 1, 3 * fragment + 7, 9 * fragment],
             fills: 0,
         }
-    }
-
-    /// All was asked and answered.
-    pub fn is_done(&self) -> bool {
-        self.left == 0 && self.asked.is_empty() && self.kept.is_empty()
-    }
-
-    pub fn dial(&mut self, lane: &dyn Lane, to: &Address, attributes: Attributes) -> Result<(), Ending> {
-        let store = self.store.borrow();
-        self.model = store.values.iter().map(|(key, value)| (*key, value.flags)).collect();
-        self.confirmed = self.model.clone();
-        self.is_over = false;
-        let qp = lane.dial(to, attributes).map_err(|_| Ending::Refused)?;
-        let prepared = Prepared::new(qp, self.plan.geometry[CLIENT], Nonce::ours(0)).map_err(|_| Ending::Refused)?;
-        prepared.establish().map_err(|_| Ending::Refused)?;
-        self.prepared = Some(prepared);
-        Ok(())
     }
 
     /// After a connection: the store holds whole values, those that were answered for or asked for since.
@@ -263,7 +246,7 @@ impl Client {
                 slot.fill(0xee);
                 self.fills += 1;
                 let (delay, octets) = (clock.delay(), Some(octets));
-                clock.after(delay, Due::Filled { side: CLIENT, ticket: grant.ticket, slot: grant.slot, octets });
+                clock.after(delay, CLIENT, Filled { ticket: grant.ticket, slot: grant.slot, octets });
             }
         }
         moved
@@ -278,7 +261,30 @@ impl Client {
     }
 }
 
-impl Side for Client {
+impl sim::Client<Native> for Client {
+    fn dial(&mut self, lane: &dyn Lane, to: &Address) -> Result<(), Ending> {
+        let store = self.store.borrow();
+        self.model = store.values.iter().map(|(key, value)| (*key, value.flags)).collect();
+        self.confirmed = self.model.clone();
+        self.is_over = false;
+        let attributes = Attributes { send_depth: self.plan.send_depth, ..attributes(Duration::from_secs(5)) };
+        let qp = lane.dial(to, attributes).map_err(|_| Ending::Refused)?;
+        let prepared = Prepared::new(qp, self.plan.geometry[CLIENT], Nonce::ours(0)).map_err(|_| Ending::Refused)?;
+        prepared.establish().map_err(|_| Ending::Refused)?;
+        self.prepared = Some(prepared);
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        self.left == 0 && self.asked.is_empty() && self.kept.is_empty()
+    }
+
+    fn answered(&self) -> u64 {
+        self.answered
+    }
+}
+
+impl Side<Native> for Client {
     fn handle_event(&mut self, event: Event, _: &dyn Lane, clock: &mut Clock) -> Result<(), Ending> {
         match event {
             Event::Established { private_data, .. } => {
@@ -305,7 +311,9 @@ impl Side for Client {
         }
     }
 
-    fn handle_filled(&mut self, ticket: Ticket, slot: u32, octets: Option<Vec<u8>>) {
+    fn handle_due(&mut self, filled: Filled, clock: &mut Clock) {
+        let Filled { ticket, slot, octets } = filled;
+        clock.note(|| format!("client's slot {slot} for {ticket:?}: {}", octets.is_some()));
         self.fills -= 1;
         let port = self.port.as_mut().expect("a port outlives its fills");
         let octets = octets.expect("memory does not fail");
