@@ -515,7 +515,7 @@ fn commands_work_over_rpc() {
     fails(&rpc, &["get", "dir/1", "--range", "0..1", "-o", copy_name], 1, "no value under");
     fails(&native, &["get", "dir/file", "--range", "0..1"], 64, "name an RPC door");
     fails(&native, &["ls"], 64, "name an RPC door");
-    fails(&rpc, &["stats"], 1, "not to be had over RPC");
+    fails(&rpc, &["stats"], 1, "cannot be asked for over RPC");
     fails(&rpc, &["get", "dir/file", "--inline", "1000B"], 64, "want 1KiB to 256KiB");
     fails(&rpc, &["get", "dir/file", "--credits", "0"], 64, "--credits");
     fails(&rpc, &["get", &"k".repeat(1025)], 64, "1 to 1,024");
