@@ -393,6 +393,7 @@ impl Job {
             procedure: header.procedure,
             xid: header.xid,
             checksum: arguments_checksum(&whole, &items),
+            spoilt: None,
         };
         Request { number, wanted, reply_padding, key }
     }

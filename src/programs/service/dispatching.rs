@@ -134,13 +134,14 @@ impl<B: AsRef<[u8]>> Service<B> {
             procedure: header.procedure,
             xid,
             checksum: arguments_checksum(stream, request.inline_item().as_slice()),
+            spoilt: None,
         };
         let is_allowed = self.around.nfs.as_ref().is_some_and(|nfs| nfs.client.is_allowed);
         if request.first_bytes_to_come() > 0 && is_allowed {
             call.head = Some(key);
             return None;
         }
-        Some(key.with_first(request.first_here(stream)))
+        Some(key.with_inline_data(request.data_here(stream)))
     }
 
     fn count(&self, program: u32, procedure: &'static str) {

@@ -62,12 +62,10 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Octets by which a WRITE is known, as far as they are in the stream.
-    pub fn first_here<'s>(&self, stream: &'s [u8]) -> &'s [u8] {
+    /// The data of a WRITE, if it is in the stream.
+    pub fn data_here<'s>(&self, stream: &'s [u8]) -> &'s [u8] {
         match self {
-            Self::Nfs(nfs::Request::Write(Write { data: Data::Inline(range), .. })) => {
-                &stream[range.start..][..first_bytes(range.len() as u32)]
-            }
+            Self::Nfs(nfs::Request::Write(Write { data: Data::Inline(range), .. })) => &stream[range.clone()],
             _ => &[],
         }
     }

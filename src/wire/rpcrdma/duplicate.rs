@@ -19,6 +19,10 @@
 //! reduced otherwise. So a call is known by the peer's address without its port and by what the RPC message says, less the
 //! items that may be in chunks; and what is kept is the RPC message of the reply, not the header in front of it, which has
 //! to be planned anew for what the second call offers. Of a WRITE the first octets of its data belong to what it says.
+//!
+//! Linux's client may zero the first word of a WRITE that it is about to send again while it is still being sent
+//! (docs/interop.md). What was executed is not undone by such a copy: it is taken for the call that it was made from.
+//! That one is not taken for the copy, and is executed after it.
 
 use super::Xid;
 use crate::wire::codec::roundup_bytes;
@@ -38,6 +42,9 @@ pub struct CallKey {
     pub xid: Xid,
     /// Of [`arguments_checksum`], and of a WRITE's [first octets](Self::with_first).
     pub checksum: u32,
+    /// The checksum of a copy whose first word of data was zeroed, if there can be one and this is none. No call is told from
+    /// another by it: of data in a chunk there is no such copy.
+    pub spoilt: Option<u32>,
 }
 
 /// By what a call is known again that failed before all of it was here: its xid, and what of it does not change from one try
@@ -76,6 +83,26 @@ impl CallKey {
     pub fn with_first(self, first: &[u8]) -> Self {
         Self { checksum: crc32c::crc32c_append(self.checksum, first), ..self }
     }
+
+    /// The same, of a WRITE whose data is all in the message. The word that a client zeroes is that of the roundup, which it
+    /// writes where the data begins before it copies that there: where there is no roundup, nothing is zeroed.
+    pub fn with_inline_data(self, data: &[u8]) -> Self {
+        let (word, rest) = data[..first_bytes(data.len() as u32)].split_at(data.len().min(4));
+        let is_zero = word.iter().all(|octet| *octet == 0);
+        let zeroed = || crc32c::crc32c_append(crc32c::crc32c_append(self.checksum, &[0; 4][..word.len()]), rest);
+        let spoilt = (roundup_bytes(data.len() as u64) > 0 && !is_zero).then(zeroed);
+        Self { spoilt, ..self.with_first(word).with_first(rest) }
+    }
+
+    /// Under which it is kept.
+    const fn place(self) -> Self {
+        Self { spoilt: None, ..self }
+    }
+
+    /// By what its spoilt copy is known.
+    fn spoilt_copy(&self) -> Option<Self> {
+        self.spoilt.map(|checksum| Self { checksum, spoilt: None, ..*self })
+    }
 }
 
 /// What to do with a call.
@@ -105,6 +132,8 @@ pub struct Bounds {
 #[derive(Debug)]
 enum Entry {
     Running,
+    /// It did not come, but if it comes while its original runs, it waits for that.
+    Awaited,
     Done(Arc<[u8]>),
 }
 
@@ -217,14 +246,20 @@ impl DuplicateCache {
         while let Some(old) = self.done.pop_old(key.peer, self.bounds.age_max, now) {
             self.drop_reply(&old);
         }
-        match self.calls.get(&key) {
-            Some(Entry::Running) => Admission::Running,
-            Some(Entry::Done(reply)) => Admission::Replay(Arc::clone(reply)),
-            None => {
-                self.calls.insert(key, Entry::Running);
-                Admission::Execute
+        match self.calls.get(&key.place()) {
+            Some(Entry::Running | Entry::Awaited) => return Admission::Running,
+            Some(Entry::Done(reply)) => return Admission::Replay(Arc::clone(reply)),
+            None => {}
+        }
+        if let Some(copy) = key.spoilt_copy() {
+            match self.calls.entry(copy).or_insert(Entry::Awaited) {
+                // That would write over what this writes.
+                Entry::Running => return Admission::Running,
+                Entry::Awaited | Entry::Done(_) => {}
             }
         }
+        self.calls.insert(key.place(), Entry::Running);
+        Admission::Execute
     }
 
     /// A call was executed, and answered with the RPC message `reply`, whether or not that can be sent.
@@ -234,13 +269,20 @@ impl DuplicateCache {
     pub fn complete(&mut self, key: &CallKey, reply: &[u8], now: Duration) {
         self.assert_running(key);
         if reply.len() > self.bounds.bytes_max {
-            self.calls.remove(key);
-            return;
+            return self.forget(key);
         }
-        self.bytes += reply.len();
-        self.calls.insert(*key, Entry::Done(reply.into()));
+        let reply: Arc<[u8]> = reply.into();
+        if let Some(copy) = self.awaited_copy(key) {
+            self.keep(copy, Arc::clone(&reply), now);
+        }
+        self.keep(key.place(), reply, now);
+    }
+
+    fn keep(&mut self, key: CallKey, reply: Arc<[u8]>, now: Duration) {
         let weight = reply.len() + self.bounds.bytes_max / self.bounds.entries_max.max(1);
-        self.done.push(key.peer, weight, now, *key);
+        self.bytes += reply.len();
+        self.calls.insert(key, Entry::Done(reply));
+        self.done.push(key.peer, weight, now, key);
         while self.done.len > self.bounds.entries_max || self.bytes > self.bounds.bytes_max {
             let oldest = self.done.pop().expect("octets are those of replies");
             self.drop_reply(&oldest);
@@ -260,7 +302,15 @@ impl DuplicateCache {
     /// Unless it is running.
     pub fn forget(&mut self, key: &CallKey) {
         self.assert_running(key);
-        self.calls.remove(key);
+        self.calls.remove(&key.place());
+        if let Some(copy) = self.awaited_copy(key) {
+            self.calls.remove(&copy);
+        }
+    }
+
+    /// The spoilt copy that waits for a call. None if one was executed before it.
+    fn awaited_copy(&self, key: &CallKey) -> Option<CallKey> {
+        key.spoilt_copy().filter(|copy| matches!(self.calls.get(copy), Some(Entry::Awaited)))
     }
 
     /// An RDMA Read or Write of a call was refused by the peer's memory, and the connection is lost for it (not: was
@@ -299,7 +349,10 @@ impl DuplicateCache {
     }
 
     fn assert_running(&self, key: &CallKey) {
-        assert!(matches!(self.calls.get(key), Some(Entry::Running)), "a call ends once, and was admitted before");
+        assert!(
+            matches!(self.calls.get(&key.place()), Some(Entry::Running)),
+            "a call ends once, and was admitted before"
+        );
     }
 }
 
@@ -318,7 +371,7 @@ mod tests {
     }
 
     fn key(xid: u32) -> CallKey {
-        CallKey { peer: peer(1), program: 100_003, version: 3, procedure: 7, xid: Xid(xid), checksum: 5 }
+        CallKey { peer: peer(1), program: 100_003, version: 3, procedure: 7, xid: Xid(xid), checksum: 5, spoilt: None }
     }
 
     #[test]
@@ -347,6 +400,80 @@ mod tests {
         ] {
             assert_eq!(cache.admit(other, NOW), Admission::Execute, "{other:?}");
         }
+    }
+
+    /// A WRITE `a`, and the same with its first word zeroed.
+    fn write_and_spoilt(data: &[u8]) -> [CallKey; 2] {
+        let mut spoilt = data.to_vec();
+        spoilt[..data.len().min(4)].fill(0);
+        [data, &spoilt].map(|data| key(1).with_inline_data(data))
+    }
+
+    #[test]
+    fn a_spoilt_copy_undoes_nothing_and_stands_for_nothing() {
+        let replay = |reply: &[u8]| Admission::Replay(reply.into());
+        for len in [1, 2, 3, 5, 77, 255, 257, 1001] {
+            let [write, spoilt] = write_and_spoilt(&vec![7; len]);
+            assert_ne!(write, spoilt);
+            // It comes after what it was made from.
+            let mut cache = DuplicateCache::new(BOUNDS);
+            assert_eq!(cache.admit(write, NOW), Admission::Execute);
+            assert_eq!(cache.admit(spoilt, NOW), Admission::Running);
+            cache.complete(&write, b"written", NOW);
+            assert_eq!([write, spoilt].map(|key| cache.admit(key, NOW)), [replay(b"written"), replay(b"written")]);
+            assert_eq!(cache.kept(), (2, 14));
+            let chunked = key(1).with_first(&vec![7; first_bytes(len as u32)]);
+            assert_eq!(cache.admit(chunked, NOW), replay(b"written"), "the same call, with its data in a chunk");
+            assert_eq!(cache.admit(spoilt, NOW + AGE_MAX), Admission::Execute, "both grow old");
+            assert_eq!(cache.kept(), (0, 0));
+            // Before.
+            let mut cache = DuplicateCache::new(BOUNDS);
+            assert_eq!(cache.admit(spoilt, NOW), Admission::Execute);
+            assert_eq!(cache.admit(write, NOW), Admission::Running, "of two that write at once, the last counts");
+            cache.complete(&spoilt, b"spoilt", NOW);
+            assert_eq!(cache.admit(write, NOW), Admission::Execute);
+            assert_eq!(cache.admit(spoilt, NOW), replay(b"spoilt"));
+            cache.complete(&write, b"written", NOW);
+            assert_eq!([write, spoilt].map(|key| cache.admit(key, NOW)), [replay(b"written"), replay(b"spoilt")]);
+            // After one that came to nothing.
+            let mut cache = DuplicateCache::new(BOUNDS);
+            cache.admit(write, NOW);
+            cache.forget(&write);
+            assert_eq!(cache.admit(spoilt, NOW), Admission::Execute);
+            cache.forget(&spoilt);
+            assert_eq!(cache.calls.len(), 0);
+            // Too long a reply is no reason to wait.
+            cache.admit(write, NOW);
+            cache.complete(&write, &[0; 101], NOW);
+            assert_eq!(cache.calls.len(), 0);
+        }
+    }
+
+    /// The copy's reply is forgotten while the original runs, and another copy is executed: each ends its own.
+    #[test]
+    fn a_spoilt_copy_that_is_forgotten_belongs_to_nobody_else() {
+        let [write, spoilt] = write_and_spoilt(&[7; 77]);
+        let mut cache = DuplicateCache::new(BOUNDS);
+        cache.admit(spoilt, NOW);
+        cache.complete(&spoilt, b"old", NOW);
+        assert_eq!(cache.admit(write, NOW), Admission::Execute);
+        assert_eq!(cache.admit(spoilt, NOW + AGE_MAX), Admission::Execute);
+        cache.complete(&write, b"written", NOW + AGE_MAX);
+        cache.complete(&spoilt, b"new", NOW + AGE_MAX);
+        assert_eq!(cache.kept(), (2, 10));
+    }
+
+    #[test]
+    fn what_cannot_be_spoilt_or_is_zero_itself_has_no_copy() {
+        for data in [&[7; 4][..], &[7; 256], &[], &[0; 77], &[0, 0, 0, 0, 7]] {
+            let known = key(1).with_inline_data(data);
+            assert_eq!(known, key(1).with_first(&data[..first_bytes(data.len() as u32)]), "{data:?}");
+        }
+        assert_eq!(
+            key(1).with_inline_data(&[0, 0, 0, 1, 7]).spoilt,
+            Some(key(1).with_first(&[0, 0, 0, 0, 7]).checksum)
+        );
+        assert_eq!(key(1).with_inline_data(&[7; 1001]).checksum, key(1).with_first(&[7; 256]).checksum);
     }
 
     #[test]

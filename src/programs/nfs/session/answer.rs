@@ -108,6 +108,7 @@ impl Session {
             xid: header.xid,
             // The data of a WRITE is not in it, nor where it is in a chunk.
             checksum: arguments_checksum(stream, &[]),
+            spoilt: None,
         }
         .with_first(first);
         match self.context.shared.admit(key) {

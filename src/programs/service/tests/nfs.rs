@@ -551,6 +551,36 @@ fn what_has_a_lasting_effect_is_executed_once_over_however_many_connections() {
     second.assert_idle();
 }
 
+/// As Linux's client sends it when it is late with the first try, and encodes the next while that is still leaving.
+#[test]
+fn a_write_whose_first_word_was_zeroed_writes_over_nothing() {
+    let (store, nfs) = export();
+    let shared = Arc::<Shared>::default();
+    let mut bench = connect(&store, &shared, &nfs);
+    let file = bench.create(b"f");
+    let data = octets(77, 6);
+    let spoilt = [&[0; 4], &data[4..]].concat();
+    let write = |xid, data: &[u8]| [&write_stream(xid, &file, 0, 77, Stable::Unstable)[..], data, &[0; 3]].concat();
+    let mut read_xid = 100;
+    let mut try_each = |xid, tries: &[&[u8]], expected: &[u8]| {
+        for data in tries {
+            bench.plain(xid, &write(xid, data));
+            assert_eq!(bench.written(xid).count, 77);
+            bench.sent.clear();
+        }
+        read_xid += 1;
+        bench.plain(read_xid, &read_stream(read_xid, &file, 0, 77));
+        assert_eq!(&bench.got(read_xid).octets[..77], expected);
+    };
+    try_each(2, &[&data, &spoilt, &data], &data);
+    try_each(3, &[&spoilt], &spoilt);
+    try_each(4, &[&spoilt, &data, &spoilt], &data);
+    // Another word is another call.
+    let other = [&data[..4], &[0; 4], &data[8..]].concat();
+    try_each(5, &[&data, &other], &other);
+    bench.assert_idle();
+}
+
 #[test]
 fn a_write_that_its_connection_did_not_live_to_see_is_executed_when_it_comes_again() {
     let (store, nfs) = export();
