@@ -262,7 +262,10 @@ fn drafts_of_many_parts_stay_within_the_index() {
         let index_bytes = daemon.metric("bulkhead_store_index_bytes").unwrap();
         assert!(index_bytes <= (index_bytes_max + (64 << 10)) as f64, "{index_bytes} in round {round}");
     }
-    assert!(done > 2000 && later > 0, "{done} done, {later} put off, {full} refused, {gone} of files that were evicted");
+    assert!(
+        done > 2000 && later > 0,
+        "{done} done, {later} put off, {full} refused, {gone} of files that were evicted"
+    );
     until("all is committed and can be evicted", || daemon.metric("bulkhead_store_pins") == Some(0.0));
     peer.write_at(&peer.create("more").unwrap(), 0, b"x").unwrap();
     drop(peer);

@@ -510,8 +510,8 @@ fn a_reader_or_writer_that_fails_ends_the_connection_and_stores_nothing() {
 
 #[test]
 fn a_slow_caller_is_no_slow_server() {
-    const TIMEOUT: Duration = Duration::from_millis(80);
-    const PAUSE: Duration = Duration::from_millis(120);
+    const TIMEOUT: Duration = Duration::from_millis(300);
+    const PAUSE: Duration = Duration::from_millis(400);
     struct Slow<T>(T);
     impl Read for Slow<Octets> {
         fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
